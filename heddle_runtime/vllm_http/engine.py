@@ -364,7 +364,7 @@ class HttpEngine:
         if step.brought_s:
             return not waits or self._sample.preemptions == step.preemptions
         if self._life.counts_tokens:
-            idle = not (waits or self._life.prefills(now_s))
+            idle = not (waits or self._life.prefills())
             return idle or self._life.prefilled > step.prefilled_by
         expected_s = self._prefill_s(self._spec, step.request.prompt_tokens)
         return not waits and since_s > EXPECTED_SHARE * expected_s
@@ -501,8 +501,13 @@ class HttpEngine:
             place._life.begun(now_s)
         place._here[step] = None
         step.posted(uuid.uuid4().hex, now_s)
-        ahead = sum(other.request.prompt_tokens for other in place._here if not other.brought_s)
-        step.prefilled_by = place._life.prefilled + PREFILL_SHARE * ahead
+        prefilled = place._life.prefilled
+        ahead = sum(
+            other.request.prompt_tokens
+            for other in place._here
+            if other is step or (not other.brought_s and other.prefilled_by >= prefilled)
+        )
+        step.prefilled_by = prefilled + PREFILL_SHARE * ahead
         step.attempt = self._loop.create_task(self._generate(step, place))
         try:
             await step.attempt

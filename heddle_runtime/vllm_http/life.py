@@ -11,6 +11,8 @@ BAD_HEALTH = 2
 """Answers of `/health` in a row, other than 200, after which an engine is out."""
 PREFILL_TOKENS = 16
 """Tokens of an iteration beside those decoded that count as prefill: streams lag a little."""
+WITHOUT_PREFILL = 8
+"""Iterations in a row without any prefill, after which an engine has no prompt to prefill."""
 
 
 class EngineLife:
@@ -19,7 +21,7 @@ class EngineLife:
     def __init__(self, now_s: float, *, silence_s: float) -> None:
         """`silence_s`: no silence that is shorter says anything."""
         self._silence_s = silence_s
-        self._brought_s = self._answered_s = self._moved_s = self._prefilled_s = now_s
+        self._brought_s = self._answered_s = self._moved_s = now_s
         self._counted_s = 0.0
         self._iterations: float | None = None
         self._tokens: float | None = None
@@ -27,6 +29,8 @@ class EngineLife:
         """Tokens of streams since the counters were read."""
         self.prefilled = 0.0
         """Tokens that it has prefilled, as far as is known."""
+        self._without_prefill = 0.0
+        """Iterations in a row that prefilled nothing, as far as is known."""
         self._bad_health = 0
 
     @property
@@ -36,7 +40,8 @@ class EngineLife:
 
     def begun(self, now_s: float) -> None:
         """A stream begins where none was: silence counts from now on."""
-        self._brought_s = self._moved_s = self._prefilled_s = max(now_s, self._brought_s)
+        self._brought_s = self._moved_s = max(now_s, self._brought_s)
+        self._without_prefill = 0.0
 
     def brought(self, now_s: float, tokens: int) -> None:
         """A stream brought tokens."""
@@ -60,8 +65,10 @@ class EngineLife:
         before = tokens if self._tokens is None else self._tokens
         prefilled = 0.0 if tokens is None else tokens - (before or 0.0) - self._decoded
         if prefilled > PREFILL_TOKENS:
-            self._prefilled_s = now_s
+            self._without_prefill = 0.0
             self.prefilled += prefilled
+        elif iterations is not None and self._iterations is not None:
+            self._without_prefill += max(iterations - self._iterations, 0.0)
         self._iterations, self._tokens, self._decoded = iterations, tokens, 0
 
     def moves(self, now_s: float) -> bool:
@@ -70,9 +77,9 @@ class EngineLife:
         counter_moves = self._iterations is not None and self._moved_s > recently_s
         return self._brought_s > recently_s or counter_moves
 
-    def prefills(self, now_s: float) -> bool:
-        """Whether it has prefilled anything within `silence_s`."""
-        return now_s - self._prefilled_s < self._silence_s
+    def prefills(self) -> bool:
+        """Whether its latest iterations may have prefilled anything."""
+        return self._without_prefill < WITHOUT_PREFILL
 
     def hung(self, now_s: float, *, streams: bool, expected_s: float) -> str:
         """Why the engine counts as hung; "" while it does not.

@@ -11,7 +11,13 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'he
 
 from heddle_runtime.generation import Generation
 from heddle_runtime.vllm_http.engine import HttpEngine
-from heddle_runtime.vllm_http.life import BAD_HEALTH, EXPECTED_SHARE, PREFILL_TOKENS, EngineLife
+from heddle_runtime.vllm_http.life import (
+    BAD_HEALTH,
+    EXPECTED_SHARE,
+    PREFILL_TOKENS,
+    WITHOUT_PREFILL,
+    EngineLife,
+)
 from tests.rollout.contract import LONG_OUTPUT, ids, request, until
 from tests.runtime.fake_vllm import FakeVllm
 from tests.runtime.test_http_engine import (
@@ -110,13 +116,26 @@ def test_health_takes_an_engine_out_by_answers_in_a_row_only():
 
 def test_tokens_beyond_those_of_streams_are_prefill():
     judged = life()
-    judged.counted(0.0, 1.0, 1000.0)
+    judged.counted(0.0, 1e6, 1000.0)  # of before: nothing is known of their prefill
+    assert judged.prefills()
     judged.brought(20.0, 50)
-    judged.counted(20.0, 2.0, 1050.0 + PREFILL_TOKENS)  # streams lag a little
-    assert (judged.prefills(20.0), judged.prefilled) == (False, 0.0)
-    judged.counted(21.0, 3.0, 1050.0 + PREFILL_TOKENS + 512)
-    assert (judged.prefills(21.0), judged.prefilled) == (True, 512.0)
-    assert not judged.prefills(21.0 + SILENCE_S)
+    judged.counted(20.0, 1e6 + WITHOUT_PREFILL, 1050.0 + PREFILL_TOKENS)  # streams lag a little
+    assert (judged.prefills(), judged.prefilled) == (False, 0.0)
+    judged.counted(21.0, 1e6 + 20, 1050.0 + PREFILL_TOKENS + 512)
+    assert (judged.prefills(), judged.prefilled) == (True, 512.0)
+
+
+def test_an_engine_prefills_nothing_after_iterations_in_a_row_without_prefill():
+    judged = life()
+    judged.counted(0.0, 10.0, 0.0)
+    judged.counted(1.0, 10.0 + WITHOUT_PREFILL - 1, 0.0)
+    assert judged.prefills()
+    judged.counted(2.0, 3.0, 0.0)  # it was restarted
+    assert judged.prefills()
+    judged.counted(3.0, 4.0, 0.0)
+    assert not judged.prefills()
+    judged.begun(4.0)
+    assert judged.prefills()
 
 
 def test_it_moves_while_tokens_or_iterations_come():
