@@ -223,16 +223,19 @@ def model_endpoint(endpoint: str) -> Handler:
                 deadline_s=_deadline_s(request),
             )
         except (RenderError, ApiError) as wrong:
-            raise await _refusal(front, request, endpoint, raw, wrong) from None
+            refusal = await _refusal(front, request, endpoint, raw, wrong)
+            if refusal.in_stream:
+                return await _error_stream(request, refusal)
+            raise refusal from None
         named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
         step = front.gateway.submit(who, fresh, has_reply=has_reply(endpoint, body), model=model)
         if named:
             front.requests[named] = step
         loop = asyncio.get_running_loop()
         began_s, delivered = loop.time(), False
-        exchange = _Exchange(
-            front, request, endpoint, body, rendered, step, named or uuid.uuid4().hex[:16]
-        )
+        # An empty one is kept, as vLLM keeps it.
+        own = named or ("" if body.get("request_id") == "" else uuid.uuid4().hex[:16])
+        exchange = _Exchange(front, request, endpoint, body, rendered, step, own)
         try:
             answer = await (exchange.stream() if body.get("stream") else exchange.whole())
             transport = request.transport
@@ -245,6 +248,15 @@ def model_endpoint(endpoint: str) -> Handler:
                 del front.requests[named]
 
     return handle
+
+
+async def _error_stream(request: web.Request, error: ApiError) -> web.StreamResponse:
+    """Send a refusal as vLLM sends it once it has begun to stream."""
+    response = web.StreamResponse(headers=EVENT_STREAM)
+    await response.prepare(request)
+    await response.write(event(error.body) + DONE)
+    await response.write_eof()
+    return response
 
 
 async def _refusal(

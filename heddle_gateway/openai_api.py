@@ -15,8 +15,9 @@ from heddle_runtime.sampling import SamplingError, checked_sampling
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/inference/v1/generate"
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Some editors write it before JSON; vLLM reads over it."""
 
-_ONE: Final = ("n", "best_of")
 _NOT_SUPPORTED: Final = ("use_beam_search", "prompt_embeds")
 _BY_ENGINES_ONLY: Final = ("logits_processors", "echo", "suffix", "content_parts", "features")
 """What only an engine that answers the request itself can do."""
@@ -31,7 +32,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     if not raw:
         return {}
     try:
-        body = msgspec.json.decode(raw)
+        body = msgspec.json.decode(raw.removeprefix(BYTE_ORDER_MARK))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
@@ -47,17 +48,16 @@ def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
     Raises:
         ApiError: names the field.
     """
-    for name in _ONE:
-        value = body.get(name)
-        # What is no number is refused by vLLM in its own words, where it is asked.
-        if value not in (None, 1) and (not relayed or _is_several(value)):
-            raise ApiError(
-                400,
-                f"{name} is {value!r}: a request is one step of one trajectory; send a request "
-                "for each sample",
-                param=name,
-                ours=True,
-            )
+    several = body.get("n")
+    # What is no number is refused by vLLM in its own words, where it is asked.
+    if several not in (None, 1) and (not relayed or _is_several(several)):
+        raise ApiError(
+            400,
+            f"n is {several!r}: a request is one step of one trajectory; send a request "
+            "for each sample",
+            param="n",
+            ours=True,
+        )
     for name in _NOT_SUPPORTED if relayed else (*_NOT_SUPPORTED, *_BY_ENGINES_ONLY):
         if body.get(name):
             raise ApiError(400, f"{name} is not supported", param=name, ours=True)

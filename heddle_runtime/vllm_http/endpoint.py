@@ -1,6 +1,7 @@
 """Calls of one vLLM endpoint: its URL and key, limits of its answers, errors in one line."""
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -130,6 +131,14 @@ class Answer(msgspec.Struct, frozen=True):
             return msgspec.json.decode(self.data)
         except msgspec.DecodeError:
             return None
+
+    def first_event(self) -> Any:
+        """Content of the first event of a stream; None if there is none."""
+        for line in self.data.splitlines():
+            if line.startswith(b"data:"):
+                with suppress(msgspec.DecodeError):
+                    return msgspec.json.decode(line[len(b"data:") :])
+        return None
 
     @property
     def message(self) -> str:

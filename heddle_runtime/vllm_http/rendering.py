@@ -88,7 +88,7 @@ class HttpRenderer:
             answer = await self._endpoint.send(path, body, content_type, limit_s=REFUSAL_LIMIT_S)
         except UnreachableError as error:
             _broken(str(error), status=503)
-        content = answer.json()
+        content = answer.json() or answer.first_event()
         if answer.status == 200 and isinstance(content, dict) and "error" in content:
             return Refusal(status=400, body=content, in_stream=True)
         if not 400 <= answer.status < 500 or answer.status in (401, 403):
