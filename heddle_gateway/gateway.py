@@ -379,7 +379,7 @@ class Gateway:
 
     def _died_under(self, trajectory: TrajectoryId, tokens: int) -> None:
         step = self.sessions.step_of(trajectory)
-        if step is None:
+        if step is None or not step.attempts.connected:
             return
         step.engine_deaths += 1
         step.deaths_in_prefill += tokens == 0

@@ -52,6 +52,8 @@ class StepAttempts(msgspec.Struct, kw_only=True):
     """Calls of engines that broke off."""
     moved_from: str = ""
     """URL of the engine that the step left because it brought nothing there; "": none."""
+    connected: bool = True
+    """Whether the latest engine could be connected, so that the step may be why it died."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from campaigns.faults.answers_scene import Scene, in_virtual_time_too, logged, s
 from campaigns.faults.drawing import with_less, without_parts
 from campaigns.faults.mock_bodies import BYTES_FROM
 from campaigns.faults.mock_faults import (
+    COUNTERS_ONLY,
     HARMLESS,
     KINDS,
     SLOW_FACTOR,
@@ -218,6 +219,8 @@ class _Run:
 
     def _judge_return(self, now: Scene, fault: Fault) -> None:
         """An engine has steps again soon after the end of its fault."""
+        if fault.kind in COUNTERS_ONLY:
+            return  # it was never out
         end_s = fault.at_s + fault.seconds
         again = [f for f in self.case.faults if f.engine == fault.engine and f.at_s >= end_s]
         if any(f.at_s < end_s + BACK_S for f in again):

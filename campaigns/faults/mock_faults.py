@@ -30,6 +30,8 @@ STREAMS: Final = (
 ENGINES: Final = ("refuse", "die", "silent", "ill", "metrics 500", "metrics html")
 """Of a whole engine, for a time: no new connections; all connections cut as well; nothing answered
 and nothing generated, as after SIGSTOP; `/health` 503; `/metrics` broken."""
+COUNTERS_ONLY: Final = ("metrics 500", "metrics html")
+"""Of an engine that works; only its counters cannot be read."""
 CALLS: Final = tuple(
     f"{call} {how}"
     for call in ("render", "derender")

@@ -501,6 +501,7 @@ class HttpEngine:
             place._life.begun(now_s)
         place._here[step] = None
         step.posted(uuid.uuid4().hex, now_s)
+        step.attempts.connected = True
         prefilled = place._life.prefilled
         ahead = sum(
             other.request.prompt_tokens
@@ -516,6 +517,7 @@ class HttpEngine:
                 raise
             raise _CutError(step.cut) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            step.attempts.connected = not isinstance(error, aiohttp.ClientConnectorError)
             limit_s = self._settings.silence_limit_s
             why = f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
             if not (step.aborted or step.complete):

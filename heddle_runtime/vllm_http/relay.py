@@ -118,6 +118,15 @@ def check_event(found: dict[str, Any]) -> tuple[list[int], str | None, int | str
     return ids, finish, choice.get("stop_reason")
 
 
+def empty(choice: dict[str, Any]) -> None:
+    """Take out of a choice what it brings, but not how it ends."""
+    choice |= {"token_ids": [], "logprobs": None}
+    if "delta" in choice:
+        choice["delta"] = {}
+    else:
+        choice["text"] = ""
+
+
 def _is_delta(delta: dict[str, Any]) -> bool:
     for name in ("role", "content", "reasoning"):
         if not isinstance(delta.get(name), str | None):

@@ -191,6 +191,9 @@ class HttpStep:
             else:
                 self.uncounted = counted or 0
         if self.relay.counts_tokens:
+            if self._is_repeated(tokens, relay.completion_tokens(found)):
+                relay.empty(found["choices"][0])
+                tokens = []
             if found["choices"]:
                 self._check_count(len(tokens), relay.completion_tokens(found))
             self._keep(tokens)
@@ -209,11 +212,13 @@ class HttpStep:
             if self.finish is not None:
                 raise ProtocolError(f"it sent more of {self.trajectory} after its end")
             tokens = choice.token_ids or []
-            self._check_logprobs(tokens, choice.logprobs.content if choice.logprobs else None)
-            # With the count of all so far, one that comes twice is seen before it is kept.
-            self._check_count(len(tokens), chunk.usage.completion_tokens if chunk.usage else None)
+            logprobs = (choice.logprobs.content or []) if choice.logprobs else []
+            counted = chunk.usage.completion_tokens if chunk.usage else None
+            self._check_logprobs(tokens, logprobs if choice.logprobs else None)
+            if self._is_repeated(tokens, counted):
+                tokens, logprobs = [], []
+            self._check_count(len(tokens), counted)
             self._keep(tokens)
-            logprobs = (choice.logprobs.content or ()) if choice.logprobs else ()
             self._content += logprobs
             if choice.finish_reason is not None:
                 self._finish(choice.finish_reason)
@@ -288,6 +293,11 @@ class HttpStep:
             raise ProtocolError(f"the log-probs of {self.trajectory} are not those of its tokens")
         if not all(isinstance(entry.get("logprob"), float | int) for entry in content or ()):
             raise ProtocolError(f"the log-probs of {self.trajectory} are no numbers")
+
+    def _is_repeated(self, tokens: Sequence[int], counted: int | None) -> bool:
+        """Whether the latest event came once more: the engine counts no token of it as new."""
+        made = len(self.made)
+        return bool(tokens) and counted == made and self.made[-len(tokens) :] == list(tokens)
 
     def _check_count(self, new: int, counted: int | None) -> None:
         if counted is not None and counted != len(self.made) + new:

@@ -215,15 +215,26 @@ def test_counts_that_are_wrong_at_the_end_make_all_tokens_void():
     assert (step.void, step.complete) == (True, False)
 
 
-def test_an_event_that_comes_twice_is_seen_by_its_count_and_reported_to_nobody():
+def test_an_event_that_comes_twice_brings_nothing_the_second_time_but_its_end():
     asked = Asked("twice", output=8)
     step = HttpStep(asked.step, "id", HttpSettings())
     step.take(relayed([5], usage={"completion_tokens": 1}))
     step.take(relayed([6], usage={"completion_tokens": 2}))
-    with pytest.raises(ProtocolError, match="it counted 2 tokens of twice and sent 3"):
-        step.take(relayed([6], usage={"completion_tokens": 2}))
-    assert (step.made, asked.tokens, len(asked.events)) == ([5, 6], [5, 6], 2)
+    step.take(relayed([6], "stop", usage={"completion_tokens": 2}))
+    assert (step.made, asked.tokens, step.finish) == ([5, 6], [5, 6], "stop")
+    assert [e["choices"][0]["token_ids"] for e in asked.events] == [[5], [6], []]
+    assert not asked.events[-1]["choices"][0]["text"]
     assert not step.void
+
+
+@pytest.mark.parametrize(("tokens", "counted"), [([7], 2), ([6], 1), ([6], 4)])
+def test_an_event_whose_count_is_wrong_is_reported_to_nobody(tokens, counted):
+    asked = Asked("wrong", output=8)
+    step = HttpStep(asked.step, "id", HttpSettings())
+    step.take(relayed([5, 6], usage={"completion_tokens": 2}))
+    with pytest.raises(ProtocolError, match=f"it counted {counted} tokens of wrong and sent 3"):
+        step.take(relayed(tokens, usage={"completion_tokens": counted}))
+    assert (step.made, len(asked.events), step.void) == ([5, 6], 1, False)
 
 
 @pytest.mark.parametrize(
