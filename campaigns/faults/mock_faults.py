@@ -42,10 +42,12 @@ SLOW: Final = ("slow",)
 """No fault: iterations take many times longer, as those of a long prefill do."""
 KINDS: Final = (*ANSWERS, *STREAMS, *ENGINES, *CALLS, *SLOW)
 
-HARMLESS: Final = ("metrics 500", "metrics html", "malformed line", "after finish", *SLOW)
+HARMLESS: Final = (
+    *COUNTERS_ONLY,
+    *("malformed line", "after finish", "chunk twice"),
+    *SLOW,
+)
 """Kinds that change no token and no end: not even a move is needed."""
-UNSEEN: Final = ("chunk twice",)
-"""Kinds that can be seen when their tokens have been passed on: a stream ends with an error."""
 BUSY: Final = ("status 429", "status 503")
 STEP_FAULTS: Final = tuple(
     kind
