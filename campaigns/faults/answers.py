@@ -40,6 +40,8 @@ LATE_S: Final = 10.0
 """What a gateway may add to the time of a request, whatever engines do, while one is well."""
 BACK_S: Final = 5.0
 """An engine has steps again so long after the end of its fault."""
+UNEVEN_S: Final = 10.0
+"""After such an outage the policy `heddle` gives the engine that is back all new trajectories."""
 ENOUGH: Final = 6
 """Requests for each engine that must begin in that time, for the engine to be missed."""
 AFTER_S: Final = 8.0
@@ -218,6 +220,11 @@ class _Run:
         """An engine has steps again soon after the end of its fault."""
         if fault.kind in COUNTERS_ONLY:
             return  # it was never out
+        if self.case.policy == "heddle" and any(
+            f.engine != fault.engine and f.at_s < fault.at_s and f.seconds >= UNEVEN_S
+            for f in self.case.faults
+        ):
+            return  # trajectories are even again only when the other engine has as many
         end_s = fault.at_s + fault.seconds
         again = [f for f in self.case.faults if f.engine == fault.engine and f.at_s >= end_s]
         if any(f.at_s < end_s + BACK_S for f in again):

@@ -468,12 +468,13 @@ class HttpEngine:
         while True:
             if self.takes_steps and self._endpoint.url not in avoided:
                 return self
-            free = [engine for engine in (self, *self._elsewhere(step)) if engine.takes_steps]
+            every = [self, *self._elsewhere(step)]
+            free = [engine for engine in every if engine.takes_steps]
             for engine in free:
                 if engine._endpoint.url not in avoided:
                     return engine
             # One that has failed at it is better than none, where there is no other at all.
-            others = [e for e in self._elsewhere(step) if e._endpoint.url not in avoided]
+            others = [engine for engine in every if engine._endpoint.url not in avoided]
             if free and (not others or self._loop.time() > other_until_s):
                 return free[0]
             if self._loop.time() > until_s:
