@@ -39,7 +39,7 @@ TEMPLATES: Final = (
     Template(("trace", "import", LOG, "--skip-bad", "-o", "out.jsonl"), ("logs",), 40),
     Template(("trace", "extract", "run", "-o", "out.jsonl"), ("run",), 20),
     Template(("simulate", "in.jsonl", *CLUSTER), ("in.jsonl",), 20),
-    Template(("simulate", "in.jsonl", "in.toml"), ("in.toml", "in.jsonl"), 30),
+    Template(("simulate", "in.jsonl", "-c", "in.toml"), ("in.toml", "in.jsonl"), 30),
     Template(
         ("simulate", "in.jsonl", "--model", "profile.json", *CLUSTER),
         ("profile.json", "in.jsonl"),

@@ -123,7 +123,7 @@ def plan(
 
     With several --gpus or --gpu, a --deadline or a --budget: which cluster to take. A table has the
     makespan on each, estimated and simulated, the bound, the best uniform TP degree (verl,
-    simulated at every one) and the cost, the recommended row first. --price sets dollars.
+    simulated at every one) and the cost, the recommended row first. prices.h100 sets dollars.
 
     With one cluster: TP degrees, and a group of trajectories for each engine, from what a policy
     knows once all prompts have arrived: their number, the prompts, the predictor's first values,

@@ -98,8 +98,8 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
         remedy = f"--train-gpus {left}, or " if left >= 1 and not config.colocated else ""
         least = gpus if config.colocated else gpus - max(number, 1)
         raise ConfigError(
-            f"--roles {cluster.roles} has {used} GPUs for engines, and of --gpus {cluster.gpus} "
-            f"{what}: take {remedy}roles that add up to {least}"
+            f"cluster.roles = {cluster.roles} has {used} GPUs for engines, and of --gpus "
+            f"{cluster.gpus} {what}: take {remedy}roles that add up to {least}"
         )
     return left
 

@@ -67,7 +67,7 @@ def test_a_gateways_run_replays_and_becomes_a_trace_to_simulate(
     trace = tmp_path / "served.jsonl"
     assert heddle("trace", "extract", path, "-o", trace).exit_code == 0
     assert len(trace.read_text().splitlines()) == 3
-    done = heddle("simulate", trace, "--gpus", 2, "--json", "--missing-tool-tokens", "zero")
+    done = heddle("simulate", trace, "--gpus", 2, "--json", "--set", "missing.tool_tokens=zero")
     assert done.exit_code == 0, done.output
 
 

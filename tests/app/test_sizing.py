@@ -172,7 +172,7 @@ def test_a_class_without_a_price_is_refused_where_dollars_decide(trace: Path):
     with pytest.raises(ConfigError, match=r"--budget needs the price .* gb200 has none"):
         size_clusters(config, gpus=[4], classes=["gb200"], limits=RolloutLimits(dollars=5.0))
     two = {"gpus": [4], "classes": ["gb200", "h100"], "simulated": False}
-    with pytest.raises(ConfigError, match="gb200 has no price: give --price"):
+    with pytest.raises(ConfigError, match=r"gb200 has no price: give --set prices\.gb200"):
         size_clusters(config, **two, limits=RolloutLimits(deadline_s=5.0))
     priced = size_clusters(replace(config, prices={"gb200": 4.0}), **two)
     assert all(each.cost.dollars for each in priced.rows)
@@ -253,7 +253,7 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
         (("--gpus", "2", "--deadline", "5m", "--loop"), "--deadline has no effect here"),
         (("--gpus", "2", "--jobs", "2"), "--jobs has no effect here"),
         (("--gpu", "h100,h300"), "h300"),
-        (("--gpus", "2,4", "--pool", "h100:8"), "leave out --pool and --roles"),
+        (("--gpus", "2,4", "--set", 'cluster.pool=["h100:8"]'), "leave out cluster.pool and"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_message(

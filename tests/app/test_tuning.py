@@ -276,13 +276,13 @@ def test_nothing_to_try_is_said(heddle: Heddle, trace: Path):
 def test_one_number_is_no_list_and_wins_over_a_file(heddle: Heddle, trace: Path):
     Path("run.toml").write_text("[cluster]\ngpus = 4\nmix = [2, 1, 1]\nmax_running = 7\n")
     options = ("--policies", "verl", "--json")
-    plain = json.loads(heddle("compare", trace, "run.toml", "--tp", 2, *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", "--tp", 2, *options).stdout)
     assert (plain["cluster"]["tp"], plain["cluster"]["max_running"]) == (2, 7)
     assert [row["policy"] for row in plain["policies"]] == ["verl"]
-    plain = json.loads(heddle("compare", trace, "run.toml", *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", *options).stdout)
     assert plain["cluster"]["mix"] == [2, 1, 1]
     setting = ("--set", "cluster.mix=[2,2]", "--max-running", 5)
-    plain = json.loads(heddle("compare", trace, "run.toml", *setting, *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", *setting, *options).stdout)
     assert (plain["cluster"]["mix"], plain["cluster"]["max_running"]) == ([2, 2], 5)
 
 
