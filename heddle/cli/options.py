@@ -72,12 +72,10 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
-PLANNED = ("--model", "--max-running", "--history", "--missing-tool-s")
-"""Options of `CLUSTER` that matter to a plan; it has its own --gpu and --gpus."""
+PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history", "--missing-tool-s")
+"""Options of `CLUSTER` that matter to a plan."""
 SERVED = ("--model", "--gpu", "--max-running", "--history")
 """Options of `CLUSTER` that matter to a gateway."""
-_NOT_LOOPED = ("--max-running", "--tp")
-
 config_files = click.option(
     "-c",
     "--config",
@@ -142,8 +140,8 @@ def planned(verb: Verb, *, also: Sequence[str] = (), metavar: str = TRACE) -> Ve
 
 
 def looped(verb: Verb) -> Verb:
-    """Add the SOURCES argument, `--set` and most options of `CLUSTER` to a verb."""
-    return _taking(verb, [flag for flag, *_ in CLUSTER if flag not in _NOT_LOOPED])
+    """Add the TRACE argument, `--config`, `--set` and the options of `CLUSTER` to a verb."""
+    return _taking(verb, [flag for flag, *_ in CLUSTER])
 
 
 def _taking(verb: Verb, flags: Sequence[str], metavar: str = TRACE) -> Verb:

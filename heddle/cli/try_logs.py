@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.compare import tried, written_page
+from heddle.cli.compare import written_page
 from heddle.cli.engine_options import tp_degrees
 from heddle.cli.given_options import given_options
 from heddle.cli.options import planned, take_config
+from heddle.cli.sweeps import BEST
 from heddle.cli.trace_import import log_options
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ USUAL: Final = {
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
 @click.pass_context
-@partial(planned, also=["--gpu", "--gpus", "--over-capacity"], metavar="LOGS...")
+@partial(planned, also=["--over-capacity"], metavar="LOGS...")
 def try_logs(
     context: click.Context,
     sources: tuple[str, ...],
@@ -104,7 +105,7 @@ def try_logs(
     folder = _free_folder(out or Path(f"try-{_stem(logs[0])}"))
     trace, rollout = folder / "trace.jsonl.gz", folder / "rollout.jsonl.gz"
     config, text = take_config([str(rollout)], options, settings, usual=USUAL, seed=seed)
-    degrees = tried("--tp", tp) or tp_degrees(tp)["mix"] or [tp_degrees(tp)["tp"]]
+    degrees: Choice = BEST if tp == BEST else tp_degrees(tp)["mix"] or [tp_degrees(tp)["tp"]]
     given = {"format": format_, "skip_bad": skip_bad, "tokenizer": tokenizer}
     answer: dict[str, Any] = {"schema": SCHEMA}
     made, answer["import"], answer["trace"] = _imported(

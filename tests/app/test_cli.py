@@ -233,16 +233,37 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
         (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
         (("--policies", "verl", "--tp", "one"), "--tp one: write a number, several to try as 1,2"),
         (("--policies", "verl", "--tp", "0"), "--tp 0: write a number, several to try as 1,2"),
-        (("--policies", "verl", "--tp", "1,,2"), "--tp 1,,2: write a number, several to try"),
-        (("--policies", "verl", "--tp", "1,best"), "--tp 1,best: write a number, several to try"),
-        (("--policies", "verl", "--tp", "4,2,1,1"), "1 is listed twice, and each is tried once."),
-        (("--policies", "verl", "--tp", "4,2,1,1"), "side by side are cluster.mix"),
-        (("--policies", "verl", "--tp", "1,3", "--gpus", "4"), "TP degrees that fit: 1, 2, 4, 8"),
-        (("--policies", "verl", "--tp", "1,4", "--gpus", "6"), "gpus = 6 is not divisible by TP"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,,2"),
+            "cluster.tp=1,,2: write whole numbers from 1",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,best"),
+            "cluster.tp=1,best: write whole numbers from 1",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=4,2,1,1"),
+            "1 is listed twice, and each is tried once.",
+        ),
+        (("--policies", "verl", "--sweep", "cluster.tp=4,2,1,1"), "side by side are cluster.mix"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,3", "--gpus", "4"),
+            "TP degrees that fit: 1, 2, 4, 8",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,4", "--gpus", "6"),
+            "gpus = 6 is not divisible by TP",
+        ),
         (("--policies", "verl", "--max-running", "many"), "--max-running many: write a number"),
         (("--policies", "verl", "--max-running", "9000"), "max_running must be from 1 to 8,192"),
-        (("--policies", "verl", "--max-running", "8,9000"), "9000 running steps: max_running must"),
-        (("--policies", "verl", "--max-running", "8,8"), "8 is listed twice, and each is tried"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.max_running=8,9000"),
+            "9000 running steps: max_running must",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.max_running=8,8"),
+            "8 is listed twice, and each is tried",
+        ),
         (("--policies", "verl", "--gpus", "0"), "gpus must be from 1"),
         (("--policies", "verl", "--seeds", "0"), "seeds must be from 1"),
         (

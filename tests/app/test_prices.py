@@ -405,8 +405,19 @@ def test_prices_of_classes_decide_by_cost(prompts: str):
 
 
 def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, prompts: str):
-    small = ("--model", "qwen3-8b", "--gpus", 8, "--groups", 3, "--samples", 4, "--steps", 4)
-    options = ("--regimes", "sync", "--train-gpus", "2,4", "--tp", 2, *small)
+    small = (
+        "--model",
+        "qwen3-8b",
+        "--gpus",
+        8,
+        "--set",
+        "loop.groups=3",
+        "--set",
+        "loop.samples=4",
+        "--set",
+        "loop.batches=4",
+    )
+    options = ("--regimes", "sync", "--sweep", "loop.train_gpus=2,4", "--tp", 2, *small)
     shown = heddle("loop", prompts, *options, "--objective", "cost", "--set", "prices.h100=36")
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output

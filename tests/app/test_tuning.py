@@ -247,7 +247,7 @@ def test_tuned_baselines_are_presets_that_are_baselines(four: RunConfig):
 
 
 def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Path):
-    options = ("--gpus", 4, "--tp", "best", "--max-running", "1,3")
+    options = ("--gpus", 4, "--tp", "best", "--sweep", "cluster.max_running=1,3")
     done = heddle("compare", trace, "--policies", "verl,heddle", *options)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()

@@ -201,6 +201,10 @@ def in_force(step: str, tables: Mapping[str, Any]) -> str:
         target = options.get(word, word)
         if word.endswith(".toml") and not made[-1].startswith("-"):
             made += ["-c", word]
+        elif word in tables["valueless"]["options"]:
+            made += [target] if target == word else ["--set", f"{target}=true"]
+        elif word in tables["now"]["sweeps"].get(verb, ()):
+            made += _swept(word, next(rest), target, tables)
         elif target.endswith("[]"):
             lists.setdefault(target[:-2], []).append(next(rest))
         elif target == "prices":
@@ -213,6 +217,14 @@ def in_force(step: str, tables: Mapping[str, Any]) -> str:
         values = texts[0].split(",") if len(texts) == 1 else texts
         made += ["--set", f"{key}={json.dumps([int(v) if v.isdigit() else v for v in values])}"]
     return shlex.join(made)
+
+
+def _swept(option: str, value: str, target: str, tables: Mapping[str, Any]) -> list[str]:
+    """Say an option of which several values can be tried in the command line of this tree."""
+    several = value == "best" or ("," in value and "=" not in value)
+    if several and (option, value) != ("--tp", "best"):
+        return ["--sweep", f"{tables['sweeps'][option]}={value}"]
+    return [option, value] if target == option else ["--set", f"{target}={value}"]
 
 
 def steps_of(command: Command, column: Column, tables: Mapping[str, Any]) -> tuple[str, ...]:
