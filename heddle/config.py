@@ -12,6 +12,7 @@ from heddle.cluster.config import ClusterConfig, require
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError
 from heddle.live.config import LiveConfig
+from heddle.loop.settings import LoopSettings
 from heddle_core.defaults import HANG_S
 from heddle_trace.errors import TraceError
 from heddle_trace.tool_rules import read_tool_rule
@@ -192,6 +193,8 @@ class RunConfig:
     """Live agents of `heddle run`."""
     serve: ServeConfig = field(default_factory=ServeConfig)
     """Clients of `heddle serve`."""
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    """An RL loop around the rollout, of `heddle loop` and `heddle plan --loop`."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a GPU and hour by GPU class, in place of those that `heddle prices` lists."""
 

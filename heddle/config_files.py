@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from heddle.cluster.gpu_pools import read_pool
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError as ConfigError
 
@@ -54,7 +55,10 @@ def read_toml(path: Path) -> ConfigSource:
 
 
 def setting(text: str, option: str = "--set") -> ConfigSource:
-    """Read one ``section.key=value``; the value is TOML, or else taken as a bare string."""
+    """Read one ``section.key=value``; the value is TOML, or else taken as a bare string.
+
+    A number is text where the key takes only text, as in ``cluster.env_latency=3``.
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"{option} {text!r}: write it as section.key=value")
@@ -67,6 +71,8 @@ def setting(text: str, option: str = "--set") -> ConfigSource:
         parsed = value.strip()
     except RecursionError:
         raise ConfigError(f"{option} {key.strip()}: its value is nested too deeply") from None
+    if _hint(key.strip()) is str and not isinstance(parsed, str):
+        parsed = value.strip()
     return option_value(key.strip(), parsed, f"{option} {text}")
 
 
@@ -85,7 +91,7 @@ def resolve(sources: Sequence[ConfigSource]) -> RunConfig:
     """
     merged: Values = {}
     origin: dict[str, str] = {}
-    for source in sources:
+    for source in map(_with_tables, sources):
         _refuse_unknown(source.values, RunConfig, "", source.label)
         _merge(merged, source.values, "", source.label, origin)
     if "trace" not in merged:
@@ -123,6 +129,25 @@ def _tables(cls: type, key: str) -> type | None:
     """The dataclass of each table of a key that is a list of tables."""
     each = next(iter(typing.get_args(typing.get_type_hints(cls)[key])), None)
     return each if isinstance(each, type) and dataclasses.is_dataclass(each) else None
+
+
+def _with_tables(source: ConfigSource) -> ConfigSource:
+    """Read pools that are written as text, "h100:8:tp=2", into tables.
+
+    Raises:
+        ConfigError: one is no pool.
+    """
+    cluster = source.values.get("cluster")
+    pools = cluster.get("pool") if isinstance(cluster, Mapping) else None
+    listed = [pools] if isinstance(pools, str) else pools
+    if not isinstance(listed, list) or not any(isinstance(pool, str) for pool in listed):
+        return source
+    try:
+        tables = [read_pool(pool) if isinstance(pool, str) else pool for pool in listed]
+    except ValueError as error:
+        raise ConfigError(f"{source.label}: cluster.pool: {error}") from None
+    values = {**source.values, "cluster": {**source.values["cluster"], "pool": tables}}
+    return ConfigSource(source.label, values)
 
 
 def _refuse_pools_beside(merged: Values, origin: Mapping[str, str]) -> None:
@@ -221,11 +246,17 @@ def _explain(message: str, origin: Mapping[str, str]) -> str:
     return f"{label}: {said}" if label.startswith("--") or not key else f"{label}: {key}: {said}"
 
 
-def _allowed(key: str) -> str:
-    """The values that a key takes, where they can be listed."""
+def _hint(key: str) -> Any:
+    """The type of a key; None if there is no such key."""
     hint: Any = RunConfig
     for part in filter(None, key.split(".")):
         hint = typing.get_type_hints(hint).get(part) if dataclasses.is_dataclass(hint) else None
+    return hint
+
+
+def _allowed(key: str) -> str:
+    """The values that a key takes, where they can be listed."""
+    hint = _hint(key)
     if typing.get_origin(hint) is not typing.Literal:
         return ""
     return f"; take one of {', '.join(map(repr, typing.get_args(hint)))}"

@@ -147,12 +147,13 @@ def _check(config: RunConfig) -> None:
         return
     if config.live.agents:
         raise ConfigError(
-            "--roles goes with replays only: a live model may end a step with its first token, "
-            "and no prefill engine reports whether it did. Leave --roles or --live out"
+            "cluster.roles goes with replays only: a live model may end a step with its first "
+            "token, and no prefill engine reports whether it did. Leave cluster.roles or --live out"
         )
     if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
         raise ConfigError(
-            "--roles needs engines that move KV: give --kv-transfer nixl, or leave --roles out"
+            "cluster.roles needs engines that move KV: give --kv-transfer nixl, or leave "
+            "cluster.roles out"
         )
 
 

@@ -77,9 +77,9 @@ def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple
         return scripts.take(fits), dropped
     worst = int(largest.argmax())
     several = len(profiles.classes) > 1
-    flag = f"--pool {profile.gpu}:{cluster.gpus}:tp=" if several else "--tp "
+    flag = f"tp={{}} in the pool of {profile.gpu}" if several else "--tp {}"
     remedies = [
-        f"{flag}{other}"
+        flag.format(other)
         if tp not in (cluster.tp_choices or ())
         else f"a tp_choices that begins at {other}"
         for other in profile.tps
@@ -110,12 +110,12 @@ def check_tags(scripts: Scripts, tags: Mapping[str, str], pools: Collection[str]
     for task, gpu in tags.items():
         if task not in scripts.task_names:
             raise ConfigError(
-                f"--tag {task}={gpu}: the workload has no such task; it has "
+                f"policy.tags: {task}={gpu}: the workload has no such task; it has "
                 f"{', '.join(map(repr, scripts.task_names[:_TOOLS_NAMED]))}"
             )
         if gpu not in pools:
             raise ConfigError(
-                f"--tag {task}={gpu}: there are no GPUs of class {gpu}; the cluster has "
+                f"policy.tags: {task}={gpu}: there are no GPUs of class {gpu}; the cluster has "
                 f"{', '.join(pools)}"
             )
 
@@ -133,8 +133,8 @@ def check_tags_used(tags: Sequence[str], policies: Sequence[Policy]) -> None:
         for placement in placements
     ):
         raise ConfigError(
-            f"--tag {tags[0]} has no effect under these policies: take rollart, or the part "
-            "+tagged_affinity, or leave --tag out"
+            f"policy.tags: {tags[0]} has no effect under these policies: take rollart, or the part "
+            "+tagged_affinity, or leave policy.tags out"
         )
 
 
@@ -154,7 +154,7 @@ def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
             near = get_close_matches(tool, parts, n=1)
             hint = f"did you mean {near[0]!r}? It" if near else "it"
             raise ConfigError(
-                f"--tool-pool {tool}: the workload has no such tool; {hint} has "
+                f"cluster.tool_pools: {tool}: the workload has no such tool; {hint} has "
                 f"{', '.join(map(repr, list(parts)[:_TOOLS_NAMED])) or 'none'}"
             )
 

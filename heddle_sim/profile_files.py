@@ -42,8 +42,8 @@ ceiling."""
 def _layout_options(name: str) -> str:
     """Options that choose a table, by its name."""
     _, dp, ep = read_layout(name)
-    ranks = f"--attention-dp {dp}" if dp > 1 else "no --attention-dp"
-    return f"--expert-parallel on with {ranks}" if ep > 1 else ranks
+    ranks = f"cluster.attention_dp = {dp}" if dp > 1 else "no cluster.attention_dp"
+    return f"cluster.expert_parallel = on with {ranks}" if ep > 1 else ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Profile:
         parallel = self.expert_parallel if auto else expert_parallel == "on"
         if parallel and not self.experts:
             raise ProfileError(
-                f"{self.model} has no experts: leave --expert-parallel out, or take a "
+                f"{self.model} has no experts: leave cluster.expert_parallel out, or take a "
                 "mixture-of-experts model"
             )
         found = replace(self, expert_parallel=parallel, attention_dp=attention_dp)

@@ -11,6 +11,7 @@ import heddle_compiled
 from heddle.cli.errors import INTERRUPTED, encodable, exit_with_user_errors
 from heddle.cli.help_examples import with_examples
 from heddle.cli.help_panels import COMMANDS, with_panels
+from heddle.cli.old_forms import new_forms_named
 from heddle.signals import terminate_on_signals
 
 VERBS = {
@@ -80,7 +81,7 @@ class Verbs(click.RichGroup):
 
     def invoke(self, ctx: click.Context) -> object:
         """Run a verb; see `heddle.cli.errors`."""
-        with exit_with_user_errors(), terminate_on_signals():
+        with exit_with_user_errors(), terminate_on_signals(), new_forms_named():
             return super().invoke(ctx)
 
 

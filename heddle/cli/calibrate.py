@@ -9,7 +9,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
-from heddle.cli.options import NumberRange
+from heddle.cli.options import NumberRange, config_files
 from heddle.cli.replay import ALLOW_POLICY
 from heddle.cli.serving import serving
 
@@ -31,7 +31,7 @@ def calibrate() -> None:
 
 
 @calibrate.command("measure")
-@click.argument("configs", nargs=-1, metavar="[CONFIG.toml...]")
+@config_files
 @click.option("--engine", type=click.Choice(["vllm", "fake"]), default=None, help="[fake]")
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
 @click.option(
@@ -48,7 +48,7 @@ def calibrate() -> None:
 @OUT
 @FORCE
 def measure_(
-    configs: tuple[str, ...],
+    configs: tuple[Path, ...],
     tps: str,
     settings: tuple[str, ...],
     out: Path,
@@ -84,7 +84,7 @@ def measure_(
 
 
 def _sweep_spec(
-    configs: tuple[str, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
+    configs: tuple[Path, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
 ) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.calibration.measure import choose_sweep
@@ -100,7 +100,7 @@ def _sweep_spec(
     if fake:
         given |= {"cluster__model": options["model"], "cluster__gpu": options["gpu"]}
     # A sweep replays no trace, but is configured as a run that would.
-    config, _ = take_config((*configs, "(none)"), {}, settings, **given)
+    config, _ = take_config(("(none)",), {"configs": configs}, settings, **given)
     spec, model = choose_sweep(
         config,
         _degrees("--tp", tps),

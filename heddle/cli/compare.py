@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.engine_options import positive_numbers
 from heddle.cli.options import executor, objective, replayed, take_config
+from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
 from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from heddle.cost.objective import Objective
     from heddle.executor_choice import ExecutorKind
 
-BEST: Final = "best"
+SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles")
 POLICIES: Final = "verl,slime,heddle"
 FEW: Final = 8
 """Trajectories of an engine below which makespans are those of single trajectories."""
@@ -44,25 +44,8 @@ FEW: Final = 8
     default=None,
     help="Write report.html beside the runs [with a table; not with --json]",
 )
-@click.option(
-    "--tp",
-    default=None,
-    help="TP degree of all engines of policies that do not plan; 1,2,4,8 tries each, best all "
-    "that fit [1]",
-)
-@click.option(
-    "--max-running",
-    default=None,
-    help="Steps that an engine runs at once; 100,200 tries each with policies that do not plan, "
-    "best several up to the profile's largest batch [100]",
-)
+@sweep_option(*SWEPT)
 @objective
-@click.option(
-    "--roles",
-    default=None,
-    help="GPUs by role, prefill=2,decode=6; best tries some splits beside engines that do both "
-    "[all engines do both]",
-)
 @click.option(
     "--waterfall",
     "figure",
@@ -71,7 +54,7 @@ FEW: Final = 8
     metavar="FILE",
     help="Draw what each part of heddle adds to a baseline (--policies) [verl]; .png, .svg or .pdf",
 )
-@partial(replayed, but=("--tp", "--max-running", "--roles"))
+@replayed
 def compare(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -80,10 +63,8 @@ def compare(
     seed: int | None,
     jobs: int | None,
     executor: "ExecutorKind",
-    tp: str | None,
-    max_running: str | None,
+    sweeps: tuple[str, ...],
     objective: "Objective",
-    roles: str | None,
     figure: Path | None,
     out: Path,
     as_json: bool,
@@ -95,13 +76,14 @@ def compare(
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
-    With several --tp or --max-running, or best, each policy that does not plan its engines runs at
-    every combination, and the table has its best by --objective: found on the trace that it is
-    compared on, so the hindsight is the baselines'. Policies with a planner run once, with the most
-    steps that are tried. Engines of several TP degrees are --set cluster.mix=[4,2,1,1].
+    With --sweep cluster.tp or cluster.max_running each policy that does not plan its engines runs
+    at every combination, and the table has its best by --objective: found on the trace that it is
+    compared on, so the hindsight is the baselines'. --tp best is short for --sweep cluster.tp=best,
+    all degrees that fit. Policies with a planner run once, with the most steps that are tried.
 
-    With --roles best every policy also runs with engines that prefill and engines that decode, on
-    the same GPUs, at up to three splits for each setting; the best split is a row of its own.
+    With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
+    that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
+    of its own.
 
     With --waterfall one baseline runs at every TP degree, then with the parts of heddle, added one
     after the other.
@@ -115,13 +97,12 @@ def compare(
 
     listed = policies if policies is not None or figure is not None else POLICIES
     names = [name.strip() for name in (listed or "").split(",") if name.strip()]
-    tps, slots = tried("--tp", tp), tried("--max-running", max_running)
-    options["tp"] = tp if tps is None else None
+    swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
+    tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
+    best_roles = "cluster.roles" in swept
+    options["tp"] = one_tp(options["tp"])
     if figure is not None:
-        names, tps = _waterfall_policies(names, slots, roles, figure), tps or BEST
-    best_roles = roles is not None and roles.strip() == BEST
-    options["roles"] = None if best_roles else roles
-    options["max_running"] = int(max_running) if max_running and slots is None else None
+        names, tps = _waterfall_policies(names, slots, best_roles, figure), tps or BEST
     config, text = take_config(sources, options, settings, seed=seed, roles_tried=best_roles)
     with new_comparison_folder(out, config.trace) as folder:
         result = _compared(
@@ -236,9 +217,7 @@ def _show_progress(
     bar.at(sum(done), each * len(every))
 
 
-def _waterfall_policies(
-    names: list[str], slots: "Choice", roles: str | None, figure: Path
-) -> list[str]:
+def _waterfall_policies(names: list[str], slots: "Choice", roles: bool, figure: Path) -> list[str]:
     """Check the options of a waterfall; returns the policies to compare.
 
     Raises:
@@ -255,10 +234,8 @@ def _waterfall_policies(
             f"--waterfall begins with one baseline, not {len(names)}: name one in --policies, or "
             f"none for {BASELINE}"
         )
-    if slots is not None or roles is not None:
-        raise ConfigError(
-            "--waterfall tries TP degrees only: give one number for --max-running, and no --roles"
-        )
+    if slots is not None or roles:
+        raise ConfigError("--waterfall tries TP degrees only: sweep nothing but cluster.tp")
     new_file(figure_path(figure), force=True)
     return waterfall_policies(*names)
 
@@ -280,22 +257,17 @@ def _show_waterfall(result: "Comparison", figure: Path, *, as_json: bool) -> Non
         click.echo(str(figure))
 
 
-def tried(flag: str, text: str | None) -> "Choice":
-    """Read the value of an option: `best`, several numbers, or one, which is nothing to try.
+def one_tp(tp: str | None) -> str | None:
+    """Return `--tp` as a value of the cluster; None where every degree is tried.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: it is a list, which earlier releases tried one by one.
     """
     from heddle.config_files import ConfigError
 
-    if text is None:
-        return None
-    if text.strip() == BEST:
-        return BEST
-    numbers = positive_numbers(text)
-    if not numbers:
+    if tp is not None and "," in tp:
         raise ConfigError(
-            f"{flag} {text}: write a number, several to try as 1,2,4, or {BEST}; "
-            "all must be 1 or more"
+            f"--tp {tp}: to try each, give --sweep cluster.tp={tp}; engines of several TP degrees "
+            f"are --set cluster.mix=[{tp}]"
         )
-    return numbers if len(numbers) > 1 else None
+    return None if tp == BEST else tp

@@ -16,40 +16,17 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 """Panels of `heddle --help`; every command is in one."""
 
 OPTIONS: Final[Mapping[str, Sequence[str]]] = {
-    "Policies": (
-        "--policy",
-        "--policies",
-        "--tag",
-        "--history",
-        "--predictor-model",
-        "--prediction-s",
-        "--objective",
-    ),
+    "Policies": ("--policy", "--policies", "--history", "--objective"),
     "Cluster": (
         "--model",
         "--gpu",
         "--gpus",
-        "--pool",
         "--tp",
         "--max-running",
-        "--expert-parallel",
-        "--attention-dp",
         "--roles",
-        "--prefill-threshold",
-        "--engine-start-s",
-        "--standby-tp",
-        "--host-kv",
         "--over-capacity",
-        "--failures",
-        "--price",
     ),
-    "Tools": ("--tool-capacity", "--tool-pool", "--env-latency", "--cap-tool-s"),
-    "Values that the trace lacks": (
-        "--missing-tool-s",
-        "--missing-tool-tokens",
-        "--missing-prompt-tokens",
-        "--missing-output-tokens",
-    ),
+    "Configuration": ("--config", "--set", "--missing-tool-s"),
     "Runs": ("--seed", "--seeds", "--jobs", "--executor"),
     "Output": ("--out", "--json", "--report"),
 }

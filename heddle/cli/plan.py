@@ -1,15 +1,13 @@
 """`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 from click.core import ParameterSource
 
-from heddle.cli.compare import BEST
 from heddle.cli.given_options import given_options
-from heddle.cli.loop_options import OPTIONS, trained, tried_numbers
 from heddle.cli.options import objective, planned, take_config
 from heddle.cli.plan_export import exported, exporter
 from heddle.cli.plan_sizes import (
@@ -19,6 +17,7 @@ from heddle.cli.plan_sizes import (
     size_question,
     sized,
 )
+from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -29,22 +28,16 @@ if TYPE_CHECKING:
     from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ONE_CLUSTER = ("planner", "cost", "predictor", "roles", "export", "force")
+ONE_CLUSTER = ("planner", "cost", "predictor", "export", "force")
 """Options of a plan for one cluster."""
 ROLLOUT_ONLY = (*ONE_CLUSTER, *SEVERAL_CLUSTERS, "estimate_only")
 """Options that do not matter to a loop."""
 
 
-def _names() -> tuple[str, ...]:
-    def verb() -> None:
-        """Hold the options."""
-
-    for option in OPTIONS:
-        option(verb)
-    return tuple(p.name for p in verb.__click_params__ if p.name is not None)  # type: ignore[attr-defined]
-
-
-LOOP_NAMES = _names()
+ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
+SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
+LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
+SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
 
 @click.command()
@@ -89,18 +82,12 @@ LOOP_NAMES = _names()
     show_default=True,
     help="With --loop: how many of the best estimates are simulated",
 )
-@click.option(
-    "--roles",
-    default=None,
-    help="GPUs by role, prefill=2,decode=6; best simulates some splits and engines that do both "
-    "[all engines do both]",
-)
+@sweep_option(*SWEPT)
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @exported
 @objective
 @planned
-@trained
 @click.pass_context
 def plan(
     context: click.Context,
@@ -113,7 +100,7 @@ def plan(
     of_loop: bool,
     regimes: str,
     simulate: int,
-    roles: str | None,
+    sweeps: tuple[str, ...],
     seed: int | None,
     objective: "Objective",
     as_json: bool,
@@ -121,53 +108,49 @@ def plan(
 ) -> None:
     """Choose engines for a rollout of a trace, and say when it should end.
 
-    With several --gpus or --gpu, a --deadline or a --budget: which cluster to take. A table has the
-    makespan on each, estimated and simulated, the bound, the best uniform TP degree (verl,
-    simulated at every one) and the cost, the recommended row first. --price sets dollars.
+    With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget: which
+    cluster to take. A table has the makespan on each, estimated and simulated, the bound, the best
+    uniform TP degree (verl, simulated at every one) and the cost, the recommended row first.
+    prices.h100 sets dollars.
 
     With one cluster: TP degrees, and a group of trajectories for each engine, from what a policy
     knows once all prompts have arrived: their number, the prompts, the predictor's first values,
     and the history (--history); with --predictor oracle from the true lengths. The trace is then
     simulated under heddle with this plan.
 
-    With --roles the plan is of engines that decode, beside engines that prefill, simulated with the
-    lengths that it estimates; with best, so are some splits of the GPUs, and the best is taken.
+    With cluster.roles the plan is of engines that decode, beside engines that prefill, simulated
+    with the lengths that it estimates; with --sweep cluster.roles=best, so are some splits of the
+    GPUs, and the best is taken.
 
-    With --loop the trace stands for the batches of a training. Every split of --gpus, TP degree and
-    regime gets an estimated step; the best are simulated.
+    With --loop the trace stands for the batches of a training, which [loop] describes. Every split
+    of --gpus, TP degree and regime gets an estimated step; the best are simulated. --sweep
+    cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
     write_exports = exporter(options)
-    given = {
-        name: options.pop(name)
-        for name in [option.name for option in context.command.params]
-        if name in LOOP_NAMES
-    }
-    question = size_question(options)
+    swept = read_sweeps(sweeps, SWEPT)
+    question = size_question(options, swept)
     if of_loop:
         _one_cluster(question)
         _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
+        _only_swept(swept, LOOP_SWEPT, "leave out --loop, or the option")
+        config, _ = take_config(sources, options, settings, seed=seed)
         if context.get_parameter_source("regimes") is ParameterSource.DEFAULT:
-            regimes = ",".join(_possible(colocated=given["colocated"]))
-        args = (sources, options, settings, given, regimes, simulate, objective, seed)
-        _show_loop(_planned_loop(*args), given_options(context, but=CHOSEN), as_json=as_json)
+            regimes = ",".join(_possible(colocated=config.loop.colocated))
+        best_loop = _planned_loop(config, swept, regimes, simulate, objective)
+        _show_loop(best_loop, given_options(context, but=CHOSEN), as_json=as_json)
         return
-    _only_of(context, (*LOOP_NAMES, "regimes", "simulate"), "give --loop too")
+    _only_of(context, ("regimes", "simulate"), "give --loop too")
+    _only_swept(swept, ROLLOUT_SWEPT, "give --loop too")
     if question.several or question.limited:
         _only_of(context, ONE_CLUSTER, "it is of one cluster, without --deadline and --budget")
+        _only_swept(swept, SEVERAL_SWEPT, "it is of one cluster, without --deadline and --budget")
         ranked = context.get_parameter_source("objective") is ParameterSource.COMMANDLINE
         config, _ = take_config(sources, options, settings, seed=seed)
         show_clusters(config, question, objective if ranked else None, as_json=as_json)
         return
-    _only_of(context, SEVERAL_CLUSTERS, "name several --gpus or --gpu to compare clusters")
-    best = roles is not None and roles.strip() == BEST
-    config, _ = take_config(
-        sources,
-        options,
-        settings,
-        roles_tried=best,
-        seed=seed,
-        cluster__roles=None if best else roles,
-    )
+    _only_of(context, SEVERAL_CLUSTERS, "sweep cluster.gpus or cluster.gpu to compare clusters")
+    best = "cluster.roles" in swept
+    config, _ = take_config(sources, options, settings, roles_tried=best, seed=seed)
     how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
     found = _planned_rollout(config, best=best, simulated=question.simulated, how=how)
     _show_rollout(found, as_json=as_json)
@@ -203,7 +186,8 @@ def _one_cluster(question: SizeQuestion) -> None:
 
     if question.several:
         raise ConfigError(
-            "--loop plans for one number of GPUs of one class: give one --gpus and one --gpu"
+            "--loop plans for one number of GPUs of one type: sweep neither cluster.gpus nor "
+            "cluster.gpu"
         )
 
 
@@ -247,37 +231,44 @@ def _possible(*, colocated: bool) -> list[str]:
     return [n for n in names if not colocated or REGIMES[n.partition(":")[0]].can_share_gpus]
 
 
-CHOSEN = ("of_loop", "regimes", "simulate", "as_json", "train_gpus", "tp", "colocated")
+def _only_swept(swept: Mapping[str, Any], keys: Sequence[str], remedy: str) -> None:
+    """Refuse sweeps that have no effect.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from heddle.config_files import ConfigError
+
+    for key in swept:
+        if key not in keys:
+            raise ConfigError(f"--sweep {key} has no effect here: {remedy}")
+
+
+CHOSEN = ("of_loop", "regimes", "simulate", "as_json", "sweeps")
 """Parameters of which the plan's own values are printed, or none."""
 
 
 def _planned_loop(
-    sources: tuple[str, ...],
-    options: dict[str, Any],
-    settings: tuple[str, ...],
-    given: dict[str, Any],
+    config: "RunConfig",
+    swept: Mapping[str, Any],
     regimes: str,
     simulate: int,
     objective: "Objective",
-    seed: int | None,
 ) -> "LoopPlan":
     from heddle.cli.progress import progress
-    from heddle.loop.config import LoopConfig
+    from heddle.loop.config import loop_of
     from heddle.loop.plan import plan_loop
     from heddle.loop.splits import splits
 
-    policy, train_gpus, tp = (given.pop(name) for name in ("policy", "train_gpus", "tp"))
-    config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
-    made = LoopConfig(
-        run=config,
-        regimes=tuple(name.strip() for name in regimes.split(",") if name.strip()),
-        **given,
-    )
-    numbers = None if train_gpus is None else tried_numbers("--train-gpus", train_gpus, 1)
-    degrees = None if tp is None else tried_numbers("--tp", tp, 1)
+    made = loop_of(config, [name.strip() for name in regimes.split(",") if name.strip()])
+    numbers, degrees = (swept.get(key, BEST) for key in ("loop.train_gpus", "cluster.tp"))
     with progress("estimating", "batches") as bar:
         return plan_loop(
-            splits(made, numbers, degrees),
+            splits(
+                made,
+                None if numbers == BEST else numbers,
+                None if degrees == BEST else degrees,
+            ),
             simulate=simulate,
             objective=objective,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,

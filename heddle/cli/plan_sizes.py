@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from heddle.cli.engine_options import positive_numbers
 from heddle.cli.options import Verb, check_file_is_of
 
 if TYPE_CHECKING:
@@ -63,10 +62,6 @@ class Dollars(click.ParamType[float]):
 def sized(verb: Verb) -> Verb:
     """Add the options; a verb takes them by `size_question`."""
     every = (
-        click.option("--gpus", default=None, help="GPUs in all; 8,16,32,64 compares clusters [8]"),
-        click.option(
-            "--gpu", default=None, help="GPU class; h100,h200,b200 compares clusters [h100]"
-        ),
         click.option(
             "--deadline",
             type=Duration(),
@@ -103,9 +98,9 @@ class SizeQuestion:
     """What the options name."""
 
     gpus: tuple[int, ...]
-    """Those that were named."""
+    """Those that are swept."""
     classes: tuple[str, ...]
-    """Those that were named."""
+    """GPU types that are swept."""
     deadline_s: float | None
     dollars: float | None
     figure: Path | None
@@ -115,7 +110,7 @@ class SizeQuestion:
     @property
     def several(self) -> bool:
         """Whether several clusters are named."""
-        return len(self.gpus) > 1 or len(self.classes) > 1
+        return bool(self.gpus or self.classes)
 
     @property
     def limited(self) -> bool:
@@ -123,40 +118,17 @@ class SizeQuestion:
         return self.deadline_s is not None or self.dollars is not None
 
 
-def size_question(options: dict[str, Any]) -> SizeQuestion:
-    """Take the options of `sized` out of `options`, and leave those of one cluster.
-
-    Raises:
-        ConfigError: an option names nothing, or no whole numbers.
-    """
-    from heddle.config_files import ConfigError
-
-    gpus, gpu = options.pop("gpus"), options.pop("gpu")
-    numbers = [] if gpus is None else positive_numbers(gpus)
-    classes = [] if gpu is None else [name.strip() for name in gpu.split(",")]
-    if gpus is not None and not numbers:
-        # One number is left to the configuration, which has a message for 0.
-        if gpus.strip().removeprefix("-").isdecimal():
-            numbers = [int(gpus)]
-        else:
-            raise ConfigError(
-                f"--gpus {gpus}: write a number of GPUs from 1, or several as 8,16,32,64"
-            )
-    if not all(classes):
-        raise ConfigError(f"--gpu {gpu}: write a GPU class, or several as h100,h200,b200")
-    question = SizeQuestion(
-        gpus=tuple(dict.fromkeys(numbers)),
-        classes=tuple(dict.fromkeys(classes)),
+def size_question(options: dict[str, Any], swept: Mapping[str, Any]) -> SizeQuestion:
+    """Take the options of `sized` out of `options`, with the GPUs that are swept."""
+    return SizeQuestion(
+        gpus=tuple(dict.fromkeys(swept.get("cluster.gpus", ()))),
+        classes=tuple(dict.fromkeys(swept.get("cluster.gpu", ()))),
         deadline_s=options.pop("deadline"),
         dollars=options.pop("budget"),
         figure=options.pop("figure"),
         simulated=not options.pop("estimate_only"),
         jobs=options.pop("jobs"),
     )
-    one = not question.several
-    options["gpus"] = question.gpus[0] if one and question.gpus else None
-    options["gpu"] = question.classes[0] if one and question.classes else None
-    return question
 
 
 def show_clusters(

@@ -10,7 +10,7 @@ import rich_click as click
 def prices(as_json: bool) -> None:
     """List the prices of GPU classes that comparisons and plans count with, and their sources.
 
-    --price h100=2.1, or h100 = 2.1 under [prices] in a TOML file, replaces one.
+    --set prices.h100=2.1, or h100 = 2.1 under [prices] in heddle.toml, replaces one.
     """
     from heddle.cli.show import lines
     from heddle.cost.prices import priced_classes

@@ -7,7 +7,6 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.engine_options import engines_of
 from heddle.cli.options import launcher, replayed, take_config
 
 ENGINE = click.Choice(["vllm", "fake"])
@@ -59,7 +58,6 @@ def run(
 ) -> None:
     """Roll out a trace, or live agents, under one policy on real engines.
 
-    Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
     The engines are vLLM's (--engine vllm), or fake ones that only keep time, as the profile says.
     Tool calls are replayed, unless --live: then models write programs, and these are run.
     """
@@ -81,7 +79,7 @@ def run(
         live__samples=samples,
         live__steps=steps,
         live__step_tokens=step_tokens,
-        engines=engines_of(engines, tps, pools=bool(options["pool"])),
+        engines=(engines, tps),
         **runtime,
     )
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from heddle.cli.engine_options import engines_of
 from heddle.cli.options import NumberRange, launcher, served, take_config
 
 if TYPE_CHECKING:
@@ -129,7 +128,6 @@ SECONDS = NumberRange(min=0.0, max=1e9)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
 @served
 def serve(
-    sources: tuple[str, ...],
     settings: tuple[str, ...],
     policy: str | None,
     seed: int | None,
@@ -148,7 +146,7 @@ def serve(
     With --engine fake no model runs: engines keep time as the profile says, and words are made up.
     """
     engine = engine or ("http" if urls else None)
-    _check_options(sources, engine, urls, engines)
+    _check_options(engine, urls, engines)
     url_tps = _url_tps(urls, tps) if engine == "http" else ()
 
     from heddle.cli.show import run_summary, show_lateness
@@ -161,16 +159,16 @@ def serve(
     of_vllm = {"--model-dir": options["model_dir"], "--render-option": gateway.render_options}
     named = ("launcher", "model_dir", "max_context", "time_scale", "kv_transfer")
     given: dict[str, Any] = {f"runtime__{name}": options.pop(name) for name in named}
-    if policy is not None or not sources:
-        given["policy__preset"] = policy or "heddle"
     config, text = take_config(
-        sources,
+        (),
         options,
         settings,
+        usual={"policy.preset": "heddle"},
+        policy__preset=policy,
         trace="gateway",
         seed=seed,
         runtime__engine=engine,
-        engines=() if engine == "http" else engines_of(engines, tps, pools=False),
+        engines=(None, None) if engine == "http" else (engines, tps),
         **given,
     )
     _check_of_vllm(config.runtime.engine, of_vllm)
@@ -285,16 +283,11 @@ def _check_of_vllm(engine: str, given: dict[str, Any]) -> None:
             raise ConfigError(f"{flag} goes with --engine vllm, not with {engine}")
 
 
-def _check_options(
-    sources: tuple[str, ...], engine: str | None, urls: tuple[str, ...], engines: int | None
-) -> None:
+def _check_options(engine: str | None, urls: tuple[str, ...], engines: int | None) -> None:
     from heddle.config_files import ConfigError
 
     if find_spec("aiohttp") is None:
         raise ConfigError("heddle serve needs aiohttp: pip install 'heddle-rl[serve]'")
-    traces = [source for source in sources if not source.endswith(".toml")]
-    if traces:
-        raise ConfigError(f"{traces[0]}: heddle serve takes TOML files; its clients are the trace")
     if urls and engine != "http":
         raise ConfigError(f"--worker goes with --engine http, not with --engine {engine}")
     if engine == "http" and engines is not None:

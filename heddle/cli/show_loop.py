@@ -38,7 +38,7 @@ def _head(result: LoopComparison) -> None:
         f"{', '.join(map(str, result.running))} running per engine"
     )
     click.echo(
-        f"batch    {config.groups} prompts x {config.samples} samples, {config.steps} steps; of "
+        f"batch    {config.groups} prompts x {config.samples} samples, {config.batches} steps; of "
         "times only those once the regime's trajectories are under way (measured)"
     )
     click.echo(

@@ -26,7 +26,7 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
     )
     click.echo(
         f"tried    {len(plan.estimates)} settings, estimated from lengths of the trace; "
-        f"{len(plan.simulated)} simulated, {config.steps} steps each; best by {plan.objective}"
+        f"{len(plan.simulated)} simulated, {config.batches} batches each; best by {plan.objective}"
     )
     click.echo(f"prices   {best.setup.prices.text(best.setup.gpus_by_class)}\n")
     table = new_table(
@@ -68,5 +68,6 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
 
 def _chosen(estimate: StepEstimate) -> str:
     config = estimate.setup.requested
-    where = "--colocated" if config.colocated else f"--train-gpus {estimate.setup.train_gpus}"
-    return f"--regimes {estimate.setup.name} {where} --tp {config.run.cluster.tp}"
+    shared = config.colocated
+    where = "" if shared else f"--set loop.train_gpus={estimate.setup.train_gpus} "
+    return f"--regimes {estimate.setup.name} {where}--tp {config.run.cluster.tp}"

@@ -23,10 +23,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Replay a trace under one policy on a simulated cluster.
-
-    Takes a trace, TOML files, or both; later files win over earlier ones, options over files.
-    """
+    """Replay a trace under one policy on a simulated cluster."""
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary
     from heddle.setup import prepare

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.compare import tried, written_page
+from heddle.cli.compare import written_page
 from heddle.cli.engine_options import tp_degrees
 from heddle.cli.given_options import given_options
 from heddle.cli.options import planned, take_config
+from heddle.cli.sweeps import BEST
 from heddle.cli.trace_import import log_options
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ USUAL: Final = {
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
 @click.pass_context
-@partial(planned, also=["--gpu", "--gpus", "--over-capacity"], metavar="LOGS...")
+@partial(planned, also=["--over-capacity"], metavar="LOGS...")
 def try_logs(
     context: click.Context,
     sources: tuple[str, ...],
@@ -96,20 +97,15 @@ def try_logs(
 
     LOGS are files or folders of one format (`heddle trace import` lists them), or a trace. One
     folder then has the trace, the rollout, all runs and a page. Recorded values stay as they are.
-    Other defaults here than elsewhere: --missing-tool-s typical, --missing-tool-tokens and
-    --missing-prompt-tokens sample or zero, --cap-tool-s 300, --over-capacity drop. The output
+    Other defaults here than elsewhere: --missing-tool-s typical, missing.tool_tokens and
+    missing.prompt_tokens sample or zero, missing.cap_tool_s 300, --over-capacity drop. The output
     counts what they change.
     """
-    logs = [source for source in sources if not source.endswith(".toml")]
-    if not logs:
-        raise click.UsageError("name logs to try: files, or a folder of them")
+    logs = list(sources)
     folder = _free_folder(out or Path(f"try-{_stem(logs[0])}"))
     trace, rollout = folder / "trace.jsonl.gz", folder / "rollout.jsonl.gz"
-    configured = [source for source in sources if source.endswith(".toml")]
-    config, text = take_config(
-        [*configured, str(rollout)], options, settings, usual=USUAL, seed=seed
-    )
-    degrees = tried("--tp", tp) or tp_degrees(tp)["mix"] or [tp_degrees(tp)["tp"]]
+    config, text = take_config([str(rollout)], options, settings, usual=USUAL, seed=seed)
+    degrees: Choice = BEST if tp == BEST else tp_degrees(tp)["mix"] or [tp_degrees(tp)["tp"]]
     given = {"format": format_, "skip_bad": skip_bad, "tokenizer": tokenizer}
     answer: dict[str, Any] = {"schema": SCHEMA}
     made, answer["import"], answer["trace"] = _imported(
@@ -284,22 +280,21 @@ def _planned(config: "RunConfig", as_json: bool) -> dict[str, Any]:
 
 
 def _next(context: click.Context, config: "RunConfig", page: Path | None) -> None:
-    rules = {f"--missing-{key.replace('_', '-')}": v for key, v in asdict(config.missing).items()}
-    cap_s = rules.pop("--missing-cap-tool-s")
+    rules = asdict(config.missing)
     flags = {
         "--policies": context.params["policies"],
         "--tp": context.params["tp"],
-        **rules,
-        "--cap-tool-s": cap_s,
+        "--missing-tool-s": rules.pop("tool_s"),
         "--over-capacity": config.cluster.over_capacity,
     }
     named = {flag.lstrip("-").replace("-", "_") for flag in flags}
     words = [
-        *(source for source in context.params["sources"] if source.endswith(".toml")),
         *(config.trace, "--seeds", "3"),
         *given_options(context, but={*_OWN, *named}),
         *(str(word) for pair in flags.items() for word in pair),
     ]
+    for key, value in rules.items():
+        words += ["--set", f"missing.{key}={value}"]
     click.echo("" if page is None else f"\nnext: open {page} in a browser")
     click.echo(f"next: heddle compare {shlex.join(words)}")
     click.echo("next: heddle policies, which lists more policies and parts to compare")

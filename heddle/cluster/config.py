@@ -29,9 +29,9 @@ MIN_REPORT_INTERVAL_S = 0.01
 
 
 _OF_ONE_CLASS = {
-    "mix": "give each pool its own TP degree, as --pool h800:4:tp=2",
+    "mix": "give each pool its own TP degree, as h800:4:tp=2",
     "standby_tp": "leave it out",
-    "roles": "leave it out, or give --gpu and --gpus in place of --pool",
+    "roles": "leave it out, or give --gpu and --gpus in place of cluster.pool",
 }
 """Settings that do not go with pools, and the remedy."""
 
@@ -323,7 +323,7 @@ class ClusterConfig:
 
 
 _OF_ROLES = (
-    ("prefill_threshold", "--prefill-threshold", PREFILL_THRESHOLD),
+    ("prefill_threshold", "cluster.prefill_threshold", PREFILL_THRESHOLD),
     ("prefill_tp", "cluster.prefill_tp", None),
     ("handover_fixed_s", "cluster.handover_fixed_s", None),
 )
@@ -339,5 +339,5 @@ def check_role_settings(cluster: ClusterConfig) -> None:
         require(
             bool(cluster.roles) or getattr(cluster, name) == default,
             f"{option} = {getattr(cluster, name)} has no effect without prefill and decode "
-            "engines: give --roles prefill=GPUS,decode=GPUS, or leave it out",
+            "engines: set cluster.roles = prefill=GPUS,decode=GPUS, or leave it out",
         )

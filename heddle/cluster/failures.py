@@ -42,5 +42,6 @@ def check_faults(failures: str, engines: Mapping[str, int]) -> None:
             if number
         ]
         raise ConfigError(
-            f"--failures: there is no engine {engine!r}; there are {' and '.join(known)} at most"
+            f"cluster.failures: there is no engine {engine!r}; there are "
+            f"{' and '.join(known)} at most"
         )

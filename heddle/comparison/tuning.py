@@ -170,7 +170,7 @@ def tuning(
         ValueError: any other of the packages' errors for bad input.
     """
     base = config.cluster
-    beside = {"cluster.roles": base.roles, "cluster.mix": base.mix, "--pool": base.pool}
+    beside = {"cluster.roles": base.roles, "cluster.mix": base.mix, "cluster.pool": base.pool}
     given = [name for name, value in beside.items() if roles and value]
     if given:
         raise ConfigError(

@@ -31,7 +31,7 @@ class GpuPrice:
 
 def price_option(gpu: str) -> str:
     """The option that prices a class, as a shell takes it."""
-    return f"--price {shlex.quote(f'{gpu}=DOLLARS')}"
+    return f"--set {shlex.quote(f'prices.{gpu}=DOLLARS')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def prices_of(own: Mapping[str, float], used: Iterable[str] = ()) -> Prices:
             near = get_close_matches(name.lower(), known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(
-                f"price of {name!r} (--price, [prices]): no such GPU class{hint}. "
+                f"price of {name!r} ([prices]): no such GPU class{hint}. "
                 f"Known: {', '.join(known)}; and the class of a profile file that is used"
             )
     return Prices({name.lower(): float(price) for name, price in own.items()})

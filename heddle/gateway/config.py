@@ -54,8 +54,8 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
         )
     if config.cluster.roles:
         raise ConfigError(
-            "--roles goes with replays only: a model may end a step with its first token, and no "
-            "prefill engine reports whether it did. Leave --roles out"
+            "cluster.roles goes with replays only: a model may end a step with its first token, "
+            "and no prefill engine reports whether it did. Leave cluster.roles out"
         )
     if gateway.fake_tokens < 1:
         raise ConfigError(f"--fake-tokens {gateway.fake_tokens}: give 1 or more")

@@ -81,7 +81,7 @@ def compare_regimes(
         for s in setups
         for i in range(s.config.seeds)
     ]
-    total = sum(job.config.steps for job in todo)
+    total = sum(job.config.batches for job in todo)
     runner = executor_for(
         executor, shared, jobs=jobs, runs=len(todo), steps=_steps(setups), out=out
     )
@@ -100,7 +100,7 @@ def _steps(setups: Sequence[LoopSetup]) -> int:
     """About how many steps of trajectories all runs have."""
     scripts = setups[0].run.workload.scripts
     each = sum(len(script.steps) for script in scripts) / len(scripts)
-    batches = sum(s.config.steps * s.config.seeds for s in setups)
+    batches = sum(s.config.batches * s.config.seeds for s in setups)
     return int(each * batches * setups[0].regime.groups * setups[0].regime.samples)
 
 
@@ -121,7 +121,7 @@ def _prepared(
     first = configs[0]
     if first.switch_failure_rate and setups and all(s.regime.split.hybrid is None for s in setups):
         raise ConfigError(
-            "--switch-failure-rate is of GPUs that generate and train by turns, which "
+            "loop.switch_failure_rate is of GPUs that generate and train by turns, which "
             f"{', '.join(first.regimes)} has none of: leave it out, or add libra or "
             "verl-separate-async"
         )

@@ -59,8 +59,8 @@ class DataSet:
 def check_recorded(config: LoopConfig, scripts: Scripts) -> None:
     """Refuse a time that only some trajectories have: a gap is no zero."""
     for name, flag, given in (
-        ("env_start_s", "--env-start-s", config.env_start_s),
-        ("reward_s", "--reward-s", config.reward_s),
+        ("env_start_s", "loop.env_start_s", config.env_start_s),
+        ("reward_s", "loop.reward_s", config.reward_s),
     ):
         values = scripts.recorded.get(name)
         if values is not None and given is None and np.isnan(values).any():

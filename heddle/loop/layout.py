@@ -28,11 +28,11 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
         raise TrainingError(
             f"no trainer of TP {config.train_tp or 'any'} and PP {config.train_pp or 'any'} "
             f"divides {gpus} GPUs"
-            ": take another --train-tp, --train-pp or --train-gpus"
+            ": take another loop.train_tp, loop.train_pp or loop.train_gpus"
         )
     for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
         if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
-            flag = "--gpus" if config.colocated else "--train-gpus"
+            flag = "--gpus" if config.colocated else "loop.train_gpus"
             needed = str(found).partition(";")[0]
             raise TrainingMemoryError(f"{needed}; {flag} {more} would do")
     raise found

@@ -167,7 +167,7 @@ def plan_loop(
     estimates.sort(key=lambda e: e.value(objective))
     chosen = [replace(e.setup.requested, regimes=(e.setup.name,)) for e in estimates[:simulate]]
     rows: list[RegimeResult] = []
-    total = sum(config.steps * config.seeds for config in chosen)
+    total = sum(config.batches * config.seeds for config in chosen)
     for config in chosen:
         watch = None if on_progress is None else partial(_further, on_progress, len(rows), total)
         rows += compare_regimes([config], jobs=jobs, on_progress=watch).regimes
@@ -196,7 +196,8 @@ def check_estimated(name: str, regime: Regime) -> None:
     ):
         raise ConfigError(
             f"the step of regime {name} is not estimated, since samples are redundant or dropped, "
-            "or GPUs change sides: find its split by `heddle loop --train-gpus best --tp best`"
+            "or GPUs change sides: find its split by `heddle loop --sweep loop.train_gpus=best "
+            "--tp best`"
         )
 
 
@@ -211,8 +212,8 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
     if plans(setup):
         raise ConfigError(
             f"policy {setup.config.run.policy.preset} chooses TP degrees itself, and only engines "
-            "of one degree are estimated: take --policy verl here, and `heddle loop --train-gpus "
-            "best` for yours"
+            "of one degree are estimated: take verl here, and `heddle loop --sweep "
+            "loop.train_gpus=best` for yours"
         )
     cluster = setup.config.run.cluster
     profile = setup.run.profile

@@ -237,7 +237,7 @@ class LoopComparison:
                 "max_running": cluster.max_running,
             },
             "batch": {"groups": config.groups, "samples": config.samples},
-            "steps": config.steps,
+            "steps": config.batches,
             "prices": first.prices.plain(first.gpus_by_class),
             "objective": self.objective,
             "ranking": [row.setup.name for row in self.ranking],

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from heddle import knowledge
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, prices_of
-from heddle.loop.config import SWITCH_TIMEOUT_S, LoopConfig
+from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
 from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
+from heddle.loop.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller
@@ -130,7 +131,7 @@ class LoopSetup:
     @property
     def first_measured(self) -> int:
         """Steps that no time is taken of: until the regime is under way, and to a whole update."""
-        regime, steps = self.regime, self.config.steps
+        regime, steps = self.regime, self.config.batches
         every = regime.update.every
         return steps - (steps - regime.warm_up_batches) // every * every
 
@@ -155,9 +156,9 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     _check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise ConfigError(
-            f"regime {name} sums the gradients of a batch, and --optimizer-steps "
+            f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
             f"{config.optimizer_steps} needs new weights between its parts: give "
-            "accumulate_from=0, or --optimizer-steps 1"
+            "accumulate_from=0, or loop.optimizer_steps = 1"
         )
     train_gpus = cluster.gpus if config.colocated else config.train_gpus
     hybrid = regime.split.hybrid
@@ -222,7 +223,8 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     if pool < each or pool % each:
         raise CapacityError(
             f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
-            f"of {each} GPUs: take other {'pool_gpus' if own else '--train-gpus'}, or another --tp"
+            f"of {each} GPUs: take other {'pool_gpus' if own else 'loop.train_gpus'}, or another "
+            "--tp"
         )
     return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
 
@@ -252,7 +254,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         controller,
         regime,
         setup.data.prompts(repeat=True),
-        batches=setup.config.steps,
+        batches=setup.config.batches,
         pool=pool,
         slots=cluster.engines * cluster.max_running,
     )
@@ -267,15 +269,15 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
         raise ConfigError(
             f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
             f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
-            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer --samples, or make a "
-            "trace with `heddle trace resample --samples`"
+            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
+            "trace with `heddle trace resample`"
         )
     warm_up, every = regime.warm_up_batches, regime.update.every
     least = warm_up + every * -(-LEAST_MEASURED // every)
-    if config.steps < least:
+    if config.batches < least:
         raise ConfigError(
             f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
-            f"ones are measured: take --steps {least} or more"
+            f"ones are measured: take loop.batches = {least} or more"
         )
     repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
     if repeated:
@@ -283,12 +285,12 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
             f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
             "number: give it another name"
         )
-    needed = regime.groups * config.steps
+    needed = regime.groups * config.batches
     if len(data.groups) < needed and not config.repeat:
         raise ConfigError(
-            f"{config.steps} steps of {regime.groups} prompts need {needed:,} prompts under regime "
-            f"{name}, the trace has {len(data.groups):,}: take fewer --steps or --groups, or "
-            "--repeat to begin the trace again"
+            f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
+            f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
+            "loop.groups, or loop.repeat to begin the trace again"
         )
 
 

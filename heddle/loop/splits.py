@@ -58,8 +58,8 @@ def splits(
                 left += for_rewards
                 raise ConfigError(
                     f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
-                    f"TP {tp}; take other --train-gpus, that leave a multiple of {each} and not 0, "
-                    "or another --tp"
+                    f"TP {tp}; take other loop.train_gpus, that leave a multiple of {each} and not "
+                    "0, or another --tp"
                 )
     if not found:
         raise ConfigError(
@@ -95,11 +95,11 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
         what = "all are shared" if config.colocated else f"{number} train"
         if config.reward_gpus:
             what += f", {config.reward_gpus} compute rewards"
-        remedy = f"--train-gpus {left}, or " if left >= 1 and not config.colocated else ""
+        remedy = f"loop.train_gpus = {left}, or " if left >= 1 and not config.colocated else ""
         least = gpus if config.colocated else gpus - max(number, 1)
         raise ConfigError(
-            f"--roles {cluster.roles} has {used} GPUs for engines, and of --gpus {cluster.gpus} "
-            f"{what}: take {remedy}roles that add up to {least}"
+            f"cluster.roles = {cluster.roles} has {used} GPUs for engines, and of --gpus "
+            f"{cluster.gpus} {what}: take {remedy}roles that add up to {least}"
         )
     return left
 

@@ -290,7 +290,7 @@ def _gateway(plan: Planned, path: Path) -> dict[Path, str]:
         )
     knowledge = _knowledge(plan, SERVED_POLICY)
     policy = knowledge.pop("policy")
-    command = f"  heddle serve {path.name} --policy {policy}"
+    command = f"  heddle serve -c {path.name} --policy {policy}"
     about = [f"The gateway of a plan by `heddle plan`, for {plan.profiles.model}: {_mix(plan)}."]
     if len(nodes) == 1:
         about += ["It starts these engines itself:", f"{command} --engine vllm --model-dir FOLDER"]

@@ -68,7 +68,7 @@ def size_clusters(
     if config.cluster.pool or config.cluster.roles:
         raise ConfigError(
             "clusters to compare are of one GPU class each, all of whose engines prefill and "
-            "decode: leave out --pool and --roles, or give one cluster"
+            "decode: leave out cluster.pool and cluster.roles, or give one cluster"
         )
     if not gpus or not classes:
         raise ConfigError("no cluster to plan for: name one number of GPUs and one class at least")

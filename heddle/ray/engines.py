@@ -68,11 +68,13 @@ def _check(config: RunConfig) -> None:
     if cluster.pool or cluster.attention_dp > 1 or (cluster.roles and runtime.engine == "fake"):
         raise ConfigError(
             "--launcher ray starts engines of one GPU class without attention data parallelism, "
-            "and fake ones without roles: leave --pool, --attention-dp and --roles out"
+            "and fake ones without roles: leave cluster.pool, cluster.attention_dp and "
+            "cluster.roles out"
         )
     if runtime.engine == "fake" and cluster.host_kv != "none":
         raise ConfigError(
-            "--launcher ray starts fake engines without KV in host memory: leave --host-kv out"
+            "--launcher ray starts fake engines without KV in host memory: leave "
+            "cluster.host_kv out"
         )
     check_available(config)
 

@@ -38,7 +38,7 @@ def regime_named(text: str, shape: BatchShape) -> Regime:
     if shape.colocated and not cls.can_share_gpus:
         raise RegimeError(
             f"regime {name} generates while it trains, so the two need GPUs of their own: leave "
-            "out --colocated"
+            "out loop.colocated"
         )
     try:
         regime: Regime = preset.regime(shape)

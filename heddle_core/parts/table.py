@@ -139,7 +139,7 @@ PARTS: Final = Parts(
             lambda s: PosteriorPredictor(s.history),
             "mean of a calibrated distribution, from survivors and siblings",
         ),
-        "learned": Part(learned, "a trained model (--predictor-model) for its own tasks"),
+        "learned": Part(learned, "a trained model (predictor_model) for its own tasks"),
         "served": Part(
             lambda s: Served(progressive(s)),
             "progressive, behind a prediction service that takes time; late answers reorder",
@@ -219,7 +219,8 @@ PARTS: Final = Parts(
             "the same with what Libra's release does about full engines and unknown results",
         ),
         "shared_kv": Part(
-            SharedKv, "any engine where all share a store of KV (--host-kv cluster), else its home"
+            SharedKv,
+            "any engine where all share a store of KV (cluster.host_kv), else its home",
         ),
         "pause_restore": Part(
             lambda _: PauseRestore(),
@@ -233,7 +234,7 @@ PARTS: Final = Parts(
             Affinity, "stays; new: on the GPU class that suits its task's prefill and decode"
         ),
         "tagged_affinity": Part(
-            TaggedAffinity, "stays; new: on the GPU class of its task's tag (--tag; RollArt)"
+            TaggedAffinity, "stays; new: on the GPU class of its task's tag (policy.tags; RollArt)"
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
         "presorted_by_size": Part(

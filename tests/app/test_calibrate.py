@@ -260,11 +260,15 @@ def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], pro
     ("experts", "options", "said"),
     [
         (128, ("--tp", 3, "--ep"), "small has 128 experts of a layer, which do not divide over 3"),
-        (128, ("--ep", "--attention-dp", 3), "do not divide over 3 GPUs"),
+        (128, ("--ep", "--attention-dp", "3"), "do not divide over 3 GPUs"),
         (0, ("--ep",), "small has no experts to spread: leave --ep out"),
-        (0, ("--attention-dp", 2), "leave --attention-dp out"),
+        (0, ("--attention-dp", "2"), "leave --attention-dp out"),
         (0, ("--tp", "two"), "--tp two: write TP degrees with commas between"),
-        (0, ("--attention-dp", "x"), "--attention-dp x: write numbers of ranks with commas"),
+        (
+            0,
+            ("--attention-dp", "x"),
+            "--attention-dp x: write numbers of ranks with commas",
+        ),
     ],
 )
 def test_a_layout_that_a_model_cannot_have_is_refused(
@@ -323,7 +327,7 @@ def test_engines_that_follow_the_profile_are_simulated_without_error(
 def test_a_death_in_the_run_happens_in_the_simulation_too(
     heddle: Heddle, run: Callable[..., Path]
 ) -> None:
-    path = run("--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
+    path = run("--set", "cluster.failures=e0@0.4", "--set", "cluster.engine_start_s=1")
     (each,) = figures(heddle, path)["runs"]
     assert each["makespan_s"]["error_pct"] == pytest.approx(0.0, abs=1e-3)
 

@@ -60,7 +60,9 @@ def test_simulate_takes_files_options_and_settings_in_this_order(heddle: Heddle,
     Path("a.toml").write_text(f'trace = "{trace}"\nseed = 5\n[cluster]\ngpus = 4\n')
     Path("b.toml").write_text('[cluster]\nmax_running = 3\n[policy]\npreset = "slime"\n')
     done = heddle(
-        "simulate", "a.toml", "b.toml", "--json", "--gpus", 2, "--set", "cluster.max_running=1"
+        "simulate",
+        *("-c", "a.toml", "-c", "b.toml"),
+        *("--json", "--gpus", 2, "--set", "cluster.max_running=1"),
     )
     row = json.loads(done.stdout)
     assert (row["policy"], row["seed"]) == ("slime", 5)
@@ -70,7 +72,7 @@ def test_simulate_takes_files_options_and_settings_in_this_order(heddle: Heddle,
 
 
 def test_simulate_shows_every_figure(heddle: Heddle, trace: Path):
-    done = heddle("simulate", trace, *CLUSTER, "--tool-capacity", "1")
+    done = heddle("simulate", trace, *CLUSTER, "--set", "cluster.tool_capacity=1")
     assert done.exit_code == 0, done.output
     for word in ("makespan_s", "utilisation", "arrived", "bound_fraction"):
         assert word in done.stdout
@@ -123,7 +125,15 @@ def test_report_draws_and_tabulates(heddle: Heddle, trace: Path):
 
 
 def test_an_engine_that_dies_is_replaced_and_the_run_ends_complete(heddle: Heddle, trace: Path):
-    options = ("--policy", "verl", "--failures", "e0@2", "--engine-start-s", "1", "--json")
+    options = (
+        "--policy",
+        "verl",
+        "--set",
+        "cluster.failures=e0@2",
+        "--set",
+        "cluster.engine_start_s=1",
+        "--json",
+    )
     row = json.loads(heddle("simulate", trace, *options).stdout)
     summary = json.loads((Path(row["run"]) / "summary.json").read_text(encoding="utf-8"))
     assert summary["engine_failures"] == 1
@@ -135,18 +145,32 @@ def test_an_engine_that_dies_is_replaced_and_the_run_ends_complete(heddle: Heddl
 def test_a_failure_without_engine_or_time_is_refused(
     refused: Callable[..., str], trace: Path, failures: str
 ):
-    assert "is not ENGINE@SECONDS" in refused("simulate", trace, "--failures", failures)
+    assert "is not ENGINE@SECONDS" in refused(
+        "simulate", trace, "--set", f"cluster.failures={failures}"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--failures e4@1", "there is no engine 'e4'; there are e0 to e3 at most"),
-        ("--failures e2@1 --tp 2", "there is no engine 'e2'; there are e0 to e1 at most"),
-        ("--failures p0@1", "there is no engine 'p0'; there are e0 to e3 at most"),
-        ("--failures p1@1 --roles prefill=1,decode=3", "there are e0 to e2 and p0 at most"),
-        ("--failures engine@1 --gpus 1", "there is no engine 'engine'; there are e0 at most"),
-        ("--failures e4@1 --policy heddle", "there is no engine 'e4'; there are e0 to e3 at most"),
+        ("--set cluster.failures=e4@1", "there is no engine 'e4'; there are e0 to e3 at most"),
+        (
+            "--set cluster.failures=e2@1 --tp 2",
+            "there is no engine 'e2'; there are e0 to e1 at most",
+        ),
+        ("--set cluster.failures=p0@1", "there is no engine 'p0'; there are e0 to e3 at most"),
+        (
+            "--set cluster.failures=p1@1 --set cluster.roles=prefill=1,decode=3",
+            "there are e0 to e2 and p0 at most",
+        ),
+        (
+            "--set cluster.failures=engine@1 --gpus 1",
+            "there is no engine 'engine'; there are e0 at most",
+        ),
+        (
+            "--set cluster.failures=e4@1 --policy heddle",
+            "there is no engine 'e4'; there are e0 to e3 at most",
+        ),
     ],
 )
 def test_a_failure_of_no_engine_is_refused(
@@ -157,9 +181,9 @@ def test_a_failure_of_no_engine_is_refused(
 
 def test_failures_may_name_what_a_planner_or_a_restart_makes(heddle: Heddle, trace: Path):
     for options in (
-        "--failures e3@1 --policy heddle",
-        "--failures e0@1,e0+1@30",
-        "--failures p0@1 --roles prefill=1,decode=3",
+        "--set cluster.failures=e3@1 --policy heddle",
+        "--set cluster.failures=e0@1,e0+1@30",
+        "--set cluster.failures=p0@1 --set cluster.roles=prefill=1,decode=3",
     ):
         done = heddle("simulate", trace, "--gpus", 4, *options.split())
         assert done.exit_code == 0, done.output
@@ -184,7 +208,7 @@ def test_a_list_of_tp_degrees_has_one_for_each_engine_of_a_run(
 
 def test_one_tp_degree_as_an_option_wins_over_a_list_in_a_file(heddle: Heddle, trace: Path):
     Path("run.toml").write_text("[cluster]\ngpus = 4\nmix = [2, 1, 1]\n")
-    done = heddle("simulate", trace, "run.toml", "--tp", 2, "--json")
+    done = heddle("simulate", trace, "-c", "run.toml", "--tp", 2, "--json")
     cluster = load_run(json.loads(done.stdout)["run"]).config.cluster
     assert (cluster.tp, cluster.mix) == (2, ())
 
@@ -209,19 +233,43 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
         (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
         (("--policies", "verl", "--tp", "one"), "--tp one: write a number, several to try as 1,2"),
         (("--policies", "verl", "--tp", "0"), "--tp 0: write a number, several to try as 1,2"),
-        (("--policies", "verl", "--tp", "1,,2"), "--tp 1,,2: write a number, several to try"),
-        (("--policies", "verl", "--tp", "1,best"), "--tp 1,best: write a number, several to try"),
-        (("--policies", "verl", "--tp", "4,2,1,1"), "1 is listed twice, and each is tried once."),
-        (("--policies", "verl", "--tp", "4,2,1,1"), "side by side are cluster.mix"),
-        (("--policies", "verl", "--tp", "1,3", "--gpus", "4"), "TP degrees that fit: 1, 2, 4, 8"),
-        (("--policies", "verl", "--tp", "1,4", "--gpus", "6"), "gpus = 6 is not divisible by TP"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,,2"),
+            "cluster.tp=1,,2: write whole numbers from 1",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,best"),
+            "cluster.tp=1,best: write whole numbers from 1",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=4,2,1,1"),
+            "1 is listed twice, and each is tried once.",
+        ),
+        (("--policies", "verl", "--sweep", "cluster.tp=4,2,1,1"), "side by side are cluster.mix"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,3", "--gpus", "4"),
+            "TP degrees that fit: 1, 2, 4, 8",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.tp=1,4", "--gpus", "6"),
+            "gpus = 6 is not divisible by TP",
+        ),
         (("--policies", "verl", "--max-running", "many"), "--max-running many: write a number"),
         (("--policies", "verl", "--max-running", "9000"), "max_running must be from 1 to 8,192"),
-        (("--policies", "verl", "--max-running", "8,9000"), "9000 running steps: max_running must"),
-        (("--policies", "verl", "--max-running", "8,8"), "8 is listed twice, and each is tried"),
+        (
+            ("--policies", "verl", "--sweep", "cluster.max_running=8,9000"),
+            "9000 running steps: max_running must",
+        ),
+        (
+            ("--policies", "verl", "--sweep", "cluster.max_running=8,8"),
+            "8 is listed twice, and each is tried",
+        ),
         (("--policies", "verl", "--gpus", "0"), "gpus must be from 1"),
         (("--policies", "verl", "--seeds", "0"), "seeds must be from 1"),
-        (("--policies", "verl", "--cap-tool-s", "-1"), "cap_tool_s must be more than 0"),
+        (
+            ("--policies", "verl", "--set", "missing.cap_tool_s=-1"),
+            "cap_tool_s must be more than 0",
+        ),
         (("--policies", "verl", "--set", "cluster.gpuz=1"), 'Did you mean "gpu"?'),
         (("--policies", "verl", "--out", "no/runs"), "no such directory"),
         (("--policies", "os.path:join"), "cannot be built"),

@@ -138,7 +138,16 @@ def test_an_index_that_does_not_add_up_is_damaged_and_has_no_page(
 def test_a_page_has_each_policy_at_its_best_and_of_many_runs_the_first_seed(
     heddle: Heddle, trace: Path
 ):
-    options = ("--policies", "verl,slime", "--gpus", 2, "--tp", "1,2", "--no-report", "--json")
+    options = (
+        "--policies",
+        "verl,slime",
+        "--gpus",
+        2,
+        "--sweep",
+        "cluster.tp=1,2",
+        "--no-report",
+        "--json",
+    )
     index = json.loads(heddle("compare", trace, *options).stdout)
     (folder,) = Path("runs").iterdir()
     best = [row["policy"] for row in index["policies"] if row["best"]]
@@ -153,7 +162,16 @@ def test_a_page_has_each_policy_at_its_best_and_of_many_runs_the_first_seed(
 
 
 def test_the_page_shows_the_best_setting_and_the_narrowest_beside_it(heddle: Heddle, trace: Path):
-    options = ("--policies", "verl,heddle", "--gpus", 2, "--tp", "1,2", "--max-running", "50,100")
+    options = (
+        "--policies",
+        "verl,heddle",
+        "--gpus",
+        2,
+        "--sweep",
+        "cluster.tp=1,2",
+        "--sweep",
+        "cluster.max_running=50,100",
+    )
     heddle("compare", trace, *options)
     (folder,) = Path("runs").iterdir()
     index = json.loads((folder / "index.json").read_text())

@@ -100,7 +100,9 @@ def test_a_plan_names_the_class_of_each_group(config: RunConfig):
     assert all(name.split()[0] in ("h100", "l40s") for name in found["tp_mix"])
 
 
-@pytest.mark.parametrize("pools", [("--gpu", "H100"), ("--pool", "H100:2", "--pool", "L40S:2")])
+@pytest.mark.parametrize(
+    "pools", [("--gpu", "H100"), ("--set", 'cluster.pool=["H100:2","L40S:2"]')]
+)
 def test_json_names_classes_as_their_profiles_do(
     heddle: Heddle, trace: Path, pools: tuple[str, ...]
 ):
@@ -110,7 +112,7 @@ def test_json_names_classes_as_their_profiles_do(
     assert found["cluster"]["gpu"] in ("h100", "h100, l40s")
     assert found["cluster"]["gpu"].split(", ") == list(found["prices"])
     named = [pool["gpu"] for pool in found["cluster"].get("pools", [])]
-    assert named == (["h100", "l40s"] if "--pool" in pools else [])
+    assert named == (["h100", "l40s"] if pools[0] == "--set" else [])
     planned = json.loads(heddle("plan", trace, *pools, "--json").stdout)
     assert planned["cluster"]["gpu"] == found["cluster"]["gpu"]
 
@@ -151,29 +153,59 @@ def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--pool h100:8 --pool H100:4", "GPU class H100 is named twice, with 8 and 4 GPUs"),
-        ("--pool h100:0", "the pool of h100 has 0 GPUs: give it 1 or more"),
-        ("--pool h100:8 --pool x9:8", "pool of x9: unknown GPU 'x9'"),
         (
-            "--pool h100:8 --gpus 16",
-            "--gpus 16: sets cluster.gpus = 16, and the pools of --pool h100:8 have 8",
+            '--set cluster.pool=["h100:8","H100:4"]',
+            "GPU class H100 is named twice, with 8 and 4 GPUs",
         ),
-        ("--pool h100:8 --gpu l40s", "--gpu l40s: sets cluster.gpu = l40s, and the pools"),
-        ("--pool h100", "'h100' is no pool of GPUs: write CLASS:GPUS"),
-        ("--pool h100:4:dp=2", "is no pool of GPUs: write CLASS:GPUS"),
-        ("--pool h100:4:tp=0", "the pool of h100 has tp = 0: take 1 or more"),
-        ("--pool h100:4:profile=x.toml", "give the path of a profile file, ending in .json"),
-        ("--pool h100:3:tp=2", "pool of h100: gpus = 3 is not divisible by tp = 2"),
-        ("--pool h100:8 --pool l40s:8 --tp 4,4", "mix names engines of one GPU class"),
-        ("--pool h100:8 --pool l40s:8 --tp 4,4", "its own TP degree, as --pool h800:4:tp=2"),
-        ("--pool h100:2 --roles prefill=1,decode=1", "give --gpu and --gpus in place of --pool"),
-        ("--pool h100:2 --set cluster.tp_choices=[4]", "add one from 1 to 2, or leave the pool"),
-        ("--pool h100:8 --pool l40s:8 --standby-tp 4", "standby_tp names engines of one GPU class"),
-        ("--pool h100:2 --pool l40s:2 --tag x=h100", "--tag x=h100: the workload has no such task"),
-        ("--pool h100:2 --pool l40s:2 --tag coding=h20", "there are no GPUs of class h20"),
-        ("--pool h100:2 --tag coding", "'coding' is not TASK=CLASS"),
+        ('--set cluster.pool=["h100:0"]', "the pool of h100 has 0 GPUs: give it 1 or more"),
+        ('--set cluster.pool=["h100:8","x9:8"]', "pool of x9: unknown GPU 'x9'"),
         (
-            "--pool h100:8 --pool l40s:1 --model qwen3-32b",
+            '--set cluster.pool=["h100:8"] --gpus 16',
+            '--gpus 16: sets cluster.gpus = 16, and the pools of --set cluster.pool=["h100:8"]',
+        ),
+        (
+            '--set cluster.pool=["h100:8"] --gpu l40s',
+            "--gpu l40s: sets cluster.gpu = l40s, and the pools",
+        ),
+        ('--set cluster.pool=["h100"]', "'h100' is no pool of GPUs: write CLASS:GPUS"),
+        ('--set cluster.pool=["h100:4:dp=2"]', "is no pool of GPUs: write CLASS:GPUS"),
+        ('--set cluster.pool=["h100:4:tp=0"]', "the pool of h100 has tp = 0: take 1 or more"),
+        (
+            '--set cluster.pool=["h100:4:profile=x.toml"]',
+            "give the path of a profile file, ending in .json",
+        ),
+        ('--set cluster.pool=["h100:3:tp=2"]', "pool of h100: gpus = 3 is not divisible by tp = 2"),
+        ('--set cluster.pool=["h100:8","l40s:8"] --tp 4,4', "mix names engines of one GPU class"),
+        (
+            '--set cluster.pool=["h100:8","l40s:8"] --tp 4,4',
+            "its own TP degree, as h800:4:tp=2",
+        ),
+        (
+            '--set cluster.pool=["h100:2"] --set cluster.roles=prefill=1,decode=1',
+            "give --gpu and --gpus in place of cluster.pool",
+        ),
+        (
+            '--set cluster.pool=["h100:2"] --set cluster.tp_choices=[4]',
+            "add one from 1 to 2, or leave the pool",
+        ),
+        (
+            '--set cluster.pool=["h100:8","l40s:8"] --set cluster.standby_tp=[4]',
+            "standby_tp names engines of one GPU class",
+        ),
+        (
+            '--set cluster.pool=["h100:2","l40s:2"] --set policy.tags=["x=h100"]',
+            "policy.tags: x=h100: the workload has no such task",
+        ),
+        (
+            '--set cluster.pool=["h100:2","l40s:2"] --set policy.tags=["coding=h20"]',
+            "there are no GPUs of class h20",
+        ),
+        (
+            '--set cluster.pool=["h100:2"] --set policy.tags=["coding"]',
+            "'coding' is not TASK=CLASS",
+        ),
+        (
+            '--set cluster.pool=["h100:8","l40s:1"] --model qwen3-32b',
             "pool of l40s: qwen3-32b on l40s cannot run at TP 1",
         ),
     ],
@@ -195,7 +227,7 @@ def test_a_class_that_holds_no_context_is_named(refused: Callable[..., str], tmp
         "steps": [step],
     }
     path.write_text(json.dumps(record) + "\n")
-    pools = ("--pool", "h100:8:tp=8", "--pool", "l40s:1")
+    pools = ("--set", 'cluster.pool=["h100:8:tp=8","l40s:1"]')
     assert "qwen3-14b on l40s at TP 1 holds" in refused(
         "simulate", path, *pools, "--policy", "verl"
     )
@@ -207,9 +239,9 @@ def test_tables_of_pools_are_checked_by_key(
 ):
     toml = tmp_path / "mixed.toml"
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpu_count = 8\n')
-    assert "cluster.pool.gpu_count is not a key" in refused("simulate", trace, toml)
+    assert "cluster.pool.gpu_count is not a key" in refused("simulate", trace, "-c", toml)
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = "many"\n')
-    assert "mixed.toml: cluster.pool.gpus" in refused("simulate", trace, toml)
+    assert "mixed.toml: cluster.pool.gpus" in refused("simulate", trace, "-c", toml)
 
 
 def test_loops_and_vllm_engines_take_one_class(
@@ -218,10 +250,10 @@ def test_loops_and_vllm_engines_take_one_class(
     toml = tmp_path / "mixed.toml"
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = 8\n')
     assert "give --gpu and --gpus in place of pools" in refused(
-        "loop", trace, toml, "--regimes", "sync"
+        "loop", trace, "-c", toml, "--regimes", "sync"
     )
     vllm = ("--engine", "vllm", "--model-dir", tmp_path)
-    assert "leave the pools out" in refused("run", trace, toml, *vllm)
+    assert "leave the pools out" in refused("run", trace, "-c", toml, *vllm)
 
 
 def test_a_pool_may_have_a_profile_file_of_the_same_model(
@@ -230,7 +262,7 @@ def test_a_pool_may_have_a_profile_file_of_the_same_model(
     found = json.loads((PROFILE_FOLDER / "qwen3-14b.l40s.json").read_text())
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**found, "gpu": "new"}))
-    pools = ("--pool", "h100:2", "--pool", f"new:2:profile={path}")
+    pools = ("--set", f'cluster.pool=["h100:2","new:2:profile={path}"]')
     result = heddle("simulate", trace, *pools, "--policy", "heddle")
     assert result.exit_code == 0, result.output
     assert "2 x h100 + 2 x new" in result.output
@@ -285,12 +317,12 @@ def test_a_page_names_the_class_of_engines_where_there_are_several(
 
 def test_a_table_of_pools_in_single_brackets_is_named(refused: Callable[..., str], trace: Path):
     Path("one.toml").write_text('[cluster.pool]\ngpu = "h100"\ngpus = 2\n', encoding="utf-8")
-    said = refused("simulate", trace, "one.toml")
+    said = refused("simulate", trace, "-c", "one.toml")
     assert "one.toml: cluster.pool is a list of tables: write [[cluster.pool]] in place of" in said
 
 
 def test_a_run_takes_its_gpus_from_pools(heddle: Heddle, refused: Callable[..., str], trace: Path):
-    pools = ("--pool", "h100:1", "--pool", "l40s:2")
+    pools = ("--set", 'cluster.pool=["h100:1","l40s:2"]')
     said = refused("run", trace, "--engines", 2, *pools)
     assert "--engines 2: sets cluster.gpus = 2, and the pools of" in said
     assert "--tp 2,1: mix names engines of one GPU class" in refused(
@@ -304,11 +336,25 @@ def test_a_run_takes_its_gpus_from_pools(heddle: Heddle, refused: Callable[..., 
 def test_tags_that_no_policy_reads_are_refused(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
-    given = (trace, "--gpus", 2, "--tag", "coding=h100")
+    given = (trace, "--gpus", 2, "--set", 'policy.tags=["coding=h100"]')
     for command in (("simulate",), ("run",), ("compare", "--policies", "verl,heddle")):
-        given = (trace, *(() if command[0] == "run" else ("--gpus", 2)), "--tag", "coding=h100")
+        given = (
+            trace,
+            *(() if command[0] == "run" else ("--gpus", 2)),
+            "--set",
+            'policy.tags=["coding=h100"]',
+        )
         said = refused(*command, *given)
-        assert "--tag coding=h100 has no effect under these policies: take rollart" in said
+        assert "policy.tags: coding=h100 has no effect under these policies: take rollart" in said
     for policies in ("verl,rollart", "verl+tagged_affinity"):
-        done = heddle("compare", trace, "--policies", policies, "--tag", "coding=h100", "--gpus", 2)
+        done = heddle(
+            "compare",
+            trace,
+            "--policies",
+            policies,
+            "--set",
+            'policy.tags=["coding=h100"]',
+            "--gpus",
+            2,
+        )
         assert done.exit_code == 0, done.output

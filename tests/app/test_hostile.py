@@ -93,7 +93,14 @@ def test_a_request_to_end_closes_the_runs(tmp_path: Path, jobs: int):
 
 def test_a_rollout_without_engines_left_is_one_message(refused: Callable[..., str], trace: Path):
     deaths = "e0@0.1,e0+1@0.3,e0+2@0.5,e0+3@0.7"
-    options = ("--gpus", 1, "--engine-start-s", 0.1, "--failures", deaths)
+    options = (
+        "--gpus",
+        1,
+        "--set",
+        "cluster.engine_start_s=0.1",
+        "--set",
+        f"cluster.failures={deaths}",
+    )
     err = refused("simulate", trace, *options, status=1)
     assert err.startswith("Error: ")
     assert "trajectories cannot go on at" in err
@@ -280,7 +287,7 @@ def test_the_largest_engine_that_is_allowed_runs(heddle: Heddle, trace: Path):
 
 def test_a_toml_file_may_begin_with_a_byte_order_mark(heddle: Heddle, trace: Path):
     Path("a.toml").write_bytes(b"\xef\xbb\xbf" + f'trace = "{trace}"\nseed = 7\n'.encode())
-    done = heddle("simulate", "a.toml", "--json", *CLUSTER)
+    done = heddle("simulate", "-c", "a.toml", "--json", *CLUSTER)
     assert json.loads(done.stdout)["seed"] == 7
 
 
@@ -351,14 +358,15 @@ def test_files_that_may_not_be_read_say_so(
     monkeypatch.setattr(Path, "read_text", denied)
     assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
     Path("a.toml").touch()
-    assert "a.toml: permission denied; change its permissions" in refused("simulate", "a.toml")
+    said = refused("simulate", "-c", "a.toml")
+    assert "a.toml: permission denied; change its permissions" in said
 
 
 def test_a_link_that_leads_back_to_itself_is_one_message(refused: Callable[..., str], trace: Path):
     for name in ("l.toml", "l.heddle", "l.jsonl", "l"):
         Path(name).symlink_to(name)
-    assert "l.toml: is a link that leads back to itself" in refused("simulate", "l.toml")
-    model = ("--policy", "heddle+learned", "--predictor-model", "l.heddle")
+    assert "l.toml: is a link that leads back to itself" in refused("simulate", "-c", "l.toml")
+    model = ("--policy", "heddle+learned", "--set", "predictor_model=l.heddle")
     assert "l.heddle: is a link that leads" in refused("simulate", trace, *model)
     assert "l.jsonl: cannot be read (Too many levels" in refused("simulate", "l.jsonl")
     assert "l: is there already, and is no folder" in refused("simulate", trace, "--out", "l")

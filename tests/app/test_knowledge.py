@@ -117,7 +117,7 @@ def test_a_mixed_trace_gets_no_prior(heddle: Heddle, coding: Path):
 
 def test_a_prior_is_named_in_a_file_too(heddle: Heddle, coding: Path):
     Path("a.toml").write_text(f'trace = "{coding}"\nhistory = "prior:search"\n')
-    assert manifest(simulated(heddle, "a.toml"))["history"]["name"] == "prior:search"
+    assert manifest(simulated(heddle, "-c", "a.toml"))["history"]["name"] == "prior:search"
 
 
 def test_baselines_decide_alike_with_any_history(heddle: Heddle, coding: Path):
@@ -261,8 +261,10 @@ def at_once(row: dict[str, Any]) -> int:
 def test_math_tools_are_faster_than_predictions(heddle: Heddle, tmp_path: Path):
     trace = tmp_path / "math.jsonl"
     write_trace(trace, synth("math", 48, seed=7))
-    policy = ("--policy", "heddle-paper", "--prediction-s")
-    slow, fast = (simulated(heddle, trace, *policy, s) for s in ("0.27", "0.001"))
+    policy = ("--policy", "heddle-paper", "--set")
+    slow, fast = (
+        simulated(heddle, trace, *policy, f"cluster.prediction_s={s}") for s in ("0.27", "0.001")
+    )
     made, late = predictions(slow)
     # Tools of 0.05 s against predictions of 0.27 s, Table 1 of the paper: hardly any is in time.
     assert made > 48
@@ -276,7 +278,7 @@ def test_only_a_service_that_is_not_awaited_loses_predictions(heddle: Heddle, tm
     trace = tmp_path / "math.jsonl"
     write_trace(trace, synth("math", 48, seed=7))
     awaited, lost = (
-        simulated(heddle, trace, "--policy", policy, "--prediction-s", 0.27)
+        simulated(heddle, trace, "--policy", policy, "--set", "cluster.prediction_s=0.27")
         for policy in ("heddle-paper", "heddle-paper+served")
     )
     made, late = predictions(awaited)
@@ -293,7 +295,7 @@ def test_coding_tools_hide_some_predictions_and_not_others(heddle: Heddle, codin
 
 
 def test_predictors_that_answer_at_once_use_no_service(heddle: Heddle, coding: Path):
-    row = simulated(heddle, coding, "--policy", "heddle", "--prediction-s", 5)
+    row = simulated(heddle, coding, "--policy", "heddle", "--set", "cluster.prediction_s=5")
     assert predictions(row) == (0, 0)
 
 

@@ -14,8 +14,8 @@ from tests.app.journals import Heddle
 LOOP_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loop.md").read_text()
 
 SMALL = (
-    *("--model", "qwen3-8b", "--gpus", "8", "--train-gpus", "4", "--tp", "2"),
-    *("--groups", "3", "--samples", "4", "--steps", "4"),
+    *("--model", "qwen3-8b", "--gpus", "8", "--set", "loop.train_gpus=4", "--tp", "2"),
+    *("--set", "loop.groups=3", "--set", "loop.samples=4", "--set", "loop.batches=4"),
 )
 
 
@@ -86,28 +86,39 @@ def test_the_json_contract(heddle: Heddle, prompts: str):
 
 
 def test_several_splits_and_seeds(heddle: Heddle, prompts: str):
-    options = (*SMALL, "--train-gpus", "4,6", "--seeds", "2", "--json")
+    options = (*SMALL, "--sweep", "loop.train_gpus=4,6", "--seeds", "2", "--json")
     shown = heddle("loop", prompts, "--regimes", "sync", *options)
     found = json.loads(shown.stdout)
     assert [row["train_gpus"] for row in found["tried"]] == [4, 6]
     means = [row["step_s"]["mean"] for row in found["tried"]]
     assert found["regimes"][0]["step_s"]["mean"] == min(means)
     assert found["regimes"][0]["step_s"]["ci95"] >= 0.0
-    best = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--train-gpus", "best")
+    best = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--sweep", "loop.train_gpus=best")
     assert best.exit_code == 0, best.output
     assert "* the best" in best.output
 
 
 def test_failed_starts_are_counted(heddle: Heddle, prompts: str):
-    options = ("--regimes", "sync", *SMALL, "--env-failure-rate", "0.3", "--repeat", "--json")
+    options = (
+        "--regimes",
+        "sync",
+        *SMALL,
+        "--set",
+        "loop.env_failure_rate=0.3",
+        "--set",
+        "loop.repeat=true",
+        "--json",
+    )
     (row,) = json.loads(heddle("loop", prompts, *options).stdout)["regimes"]
     assert row["failed_starts"] > 5
 
 
 def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
-    options = ("--train-gpus", "4,6", "--json")
+    options = ("--sweep", "loop.train_gpus=4,6", "--json")
     small = [word for word in SMALL if word not in ("--tp", "2")]
-    shown = heddle("loop", prompts, "--regimes", "sync", *small, "--tp", "1,2", *options)
+    shown = heddle(
+        "loop", prompts, "--regimes", "sync", *small, "--sweep", "cluster.tp=1,2", *options
+    )
     tried = [(row["train_gpus"], row["tp"]) for row in json.loads(shown.stdout)["tried"]]
     assert tried == [(4, 1), (6, 1), (4, 2), (6, 2)]
     best = heddle(
@@ -118,7 +129,8 @@ def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
         *small,
         "--steps",
         "8",
-        "--repeat",
+        "--set",
+        "loop.repeat=true",
         "--tp",
         "best",
     )
@@ -130,7 +142,15 @@ def test_several_degrees_of_engines(heddle: Heddle, prompts: str):
 
 
 def test_several_numbers_of_running_steps(heddle: Heddle, prompts: str):
-    options = ("--regimes", "sync", *SMALL, "--train-gpus", "4,6", "--max-running", "4,64")
+    options = (
+        "--regimes",
+        "sync",
+        *SMALL,
+        "--sweep",
+        "loop.train_gpus=4,6",
+        "--sweep",
+        "cluster.max_running=4,64",
+    )
     shown = heddle("loop", prompts, *options, "--json")
     found = json.loads(shown.stdout)
     tried = {(row["train_gpus"], row["max_running"]): row["step_s"] for row in found["tried"]}
@@ -159,7 +179,9 @@ def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
 
 
 def test_gpus_in_turn(heddle: Heddle, prompts: str):
-    shown = heddle("loop", prompts, "--regimes", "sync,april", "--colocated", *SMALL)
+    shown = heddle(
+        "loop", prompts, "--regimes", "sync,april", "--set", "loop.colocated=true", *SMALL
+    )
     assert shown.exit_code == 0, shown.output
     assert "rollout and training in turn" in shown.output
     assert "train GPUs" not in shown.output
@@ -168,61 +190,91 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--train-gpus", "0"), "all must be 1 or more"),
-        (("--train-gpus", "some"), "4,8, or best"),
+        (("--set", "loop.train_gpus=0"), "the trainer needs a GPU"),
+        (("--sweep", "loop.train_gpus=some"), "as 1,2,4, or best"),
         (("--tp", "some"), "--tp some: write a number"),
         (("--max-running", "0"), "--max-running 0: write a number"),
-        (("--tp", "2,3"), "left for engines of TP 3"),
-        (("--train-gpus", "8"), "so 0 are left for engines of TP 2"),
-        (("--train-gpus", "7"), "so 1 are left for engines of TP 2"),
+        (("--sweep", "cluster.tp=2,3"), "left for engines of TP 3"),
+        (("--set", "loop.train_gpus=8"), "so 0 are left for engines of TP 2"),
+        (("--set", "loop.train_gpus=7"), "so 1 are left for engines of TP 2"),
         (
-            ("--model", "qwen3-14b", "--train-gpus", "2"),
+            ("--model", "qwen3-14b", "--set", "loop.train_gpus=2"),
             r"needs .* GiB.* --train-gpus \d+ would do",
         ),
-        (("--steps", "1"), "--steps must be 2"),
-        (("--steps", "5"), "5 steps of 3 prompts need 15 prompts .* --repeat"),
-        (("--groups", "0"), "--groups must be 1 or more"),
-        (("--samples", "5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
+        (("--set", "loop.batches=1"), "loop.batches must be 2"),
+        (("--set", "loop.batches=5"), "5 batches of 3 prompts need 15 prompts .* loop.repeat"),
+        (("--set", "loop.groups=0"), "loop.groups must be 1 or more"),
+        (("--set", "loop.samples=5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
         (("--regimes", "rollpacker"), "4 samples of each prompt and 1 beside them"),
         (("--regimes", "tomorrow"), "no regime is named 'tomorrow'; there are sync"),
         (("--regimes", ","), "names no regime"),
-        (("--regimes", "areal", "--colocated"), "leave out --colocated"),
-        (("--env-failure-rate", "1"), "below 1"),
-        (("--env-capacity", "0"), "leave it out for no limit"),
-        (("--reward-capacity", "0"), "leave it out for no limit"),
-        (("--environments", "0"), "--environments must be 1 or more"),
-        (("--reward-s", "inf"), "below 1e9"),
-        (("--reward-s", "-3"), "--reward-s: '-3': times must be from 0"),
-        (("--env-start-s", "pigeon"), "write seconds, as 2; MEAN,SIGMA"),
-        (("--env-timeout-s", "3"), "give --env-failure-rate, or leave them out"),
-        (("--env-retries", "-1", "--env-failure-rate", "0.1"), "--env-retries must be 0 to 1,000"),
-        (("--reward-failure-rate", "1"), "--reward-failure-rate must be from 0 to below 1"),
-        (("--reward-gpus", "2", "--reward-capacity", "3"), "leave one of the two out"),
-        (("--reward-gpus", "-1"), "--reward-gpus must be 0 or more"),
-        (("--reward-gpus", "4"), "4 train, 4 compute rewards, so 0 are left"),
-        (("--reward-per-gpu", "0"), "--reward-per-gpu must be 1 or more"),
-        (("--reward-per-gpu", "3"), "give --reward-gpus, or leave it out"),
-        (("--reward-capacity", "2", "--reward-cold-start-s", "1"), "are of an elastic reward"),
-        (("--reward-keep-alive-s", "9"), "give --reward-cold-start-s"),
-        (("--tool-pool", "web_serch=4"), "no such tool; did you mean 'web_search'"),
-        (("--tool-pool", "web_search=0"), "--tool-pool web_search=0: .* capacity of 1 or more"),
-        (("--tool-pool", "web_search"), "TOOL=CAPACITY"),
-        (("--tool-pool", "web_search=4:cold=1"), "write elastic, or leave them out"),
-        (("--tool-pool", "a=1", "--tool-pool", "a=2"), "two pools of the tool 'a'"),
-        (("--tool-capacity", "0"), "leave it out for no limit"),
-        (("--env-latency", "1,2,3"), "env_latency: '1,2,3' is no distribution"),
-        (("--price", "h100=-1"), "--price h100=-1: prices.h100 must be from 0 to below 100,000"),
-        (("--price", "2.1"), "such as h100=2.1"),
+        (("--regimes", "areal", "--set", "loop.colocated=true"), "leave out loop.colocated"),
+        (("--set", "loop.env_failure_rate=1"), "below 1"),
+        (("--set", "loop.env_capacity=0"), "leave it out for no limit"),
+        (("--set", "loop.reward_capacity=0"), "leave it out for no limit"),
+        (("--set", "loop.environments=0"), "loop.environments must be 1 or more"),
+        (("--set", "loop.reward_s=inf"), "below 1e9"),
+        (("--set", "loop.reward_s=-3"), "loop.reward_s: '-3(.0)?': times must be from 0"),
+        (("--set", "loop.env_start_s=pigeon"), "write seconds, as 2; MEAN,SIGMA"),
+        (("--set", "loop.env_timeout_s=3"), "give loop.env_failure_rate, or leave them out"),
+        (
+            ("--set", "loop.env_retries=-1", "--set", "loop.env_failure_rate=0.1"),
+            "loop.env_retries must be 0 to 1,000",
+        ),
+        (
+            ("--set", "loop.reward_failure_rate=1"),
+            "loop.reward_failure_rate must be from 0 to below 1",
+        ),
+        (
+            ("--set", "loop.reward_gpus=2", "--set", "loop.reward_capacity=3"),
+            "leave one of the two out",
+        ),
+        (("--set", "loop.reward_gpus=-1"), "loop.reward_gpus must be 0 or more"),
+        (("--set", "loop.reward_gpus=4"), "4 train, 4 compute rewards, so 0 are left"),
+        (("--set", "loop.reward_per_gpu=0"), "loop.reward_per_gpu must be 1 or more"),
+        (("--set", "loop.reward_per_gpu=3"), "give loop.reward_gpus, or leave it out"),
+        (
+            ("--set", "loop.reward_capacity=2", "--set", "loop.reward_cold_start_s=1"),
+            "are of an elastic reward",
+        ),
+        (("--set", "loop.reward_keep_alive_s=9"), "give loop.reward_cold_start_s"),
+        (
+            ("--set", 'cluster.tool_pools=["web_serch=4"]'),
+            "no such tool; did you mean 'web_search'",
+        ),
+        (
+            ("--set", 'cluster.tool_pools=["web_search=0"]'),
+            "web_search=0'?: .* capacity of 1 or more",
+        ),
+        (("--set", 'cluster.tool_pools=["web_search"]'), "TOOL=CAPACITY"),
+        (
+            ("--set", 'cluster.tool_pools=["web_search=4:cold=1"]'),
+            "write elastic, or leave them out",
+        ),
+        (("--set", 'cluster.tool_pools=["a=1","a=2"]'), "two pools of the tool 'a'"),
+        (("--set", "cluster.tool_capacity=0"), "leave it out for no limit"),
+        (("--set", "cluster.env_latency=1,2,3"), "env_latency: '1,2,3' is no distribution"),
+        (
+            ("--set", "prices.h100=-1"),
+            "--set prices.h100=-1: prices.h100 must be from 0 to below 100,000",
+        ),
+        (("--set", "prices.2.1"), "write it as section.key=value"),
         (("--set", "cluster.mix=[4,2,2]"), "engines of one TP degree"),
         (("--policy", "heddle+oracle"), "without an oracle"),
-        (("--update-method", "colocated"), "what --colocated does"),
-        (("--regimes", "areal"), "take --steps 7 or more"),
-        (("--train-tp", "3"), "no trainer of TP 3"),
-        (("--switch-failure-rate", "1"), "--switch-failure-rate must be from 0 to below 1"),
-        (("--switch-failure-rate", "0.1"), "by turns, which sync has none of: leave it out"),
-        (("--switch-timeout-s", "9"), "give --switch-failure-rate, or leave it out"),
+        (("--set", "loop.update_method=colocated"), "what loop.colocated does"),
+        (("--regimes", "areal"), "take loop.batches = 7 or more"),
+        (("--set", "loop.train_tp=3"), "no trainer of TP 3"),
+        (
+            ("--set", "loop.switch_failure_rate=1"),
+            "loop.switch_failure_rate must be from 0 to below 1",
+        ),
+        (
+            ("--set", "loop.switch_failure_rate=0.1"),
+            "by turns, which sync has none of: leave it out",
+        ),
+        (("--set", "loop.switch_timeout_s=9"), "give loop.switch_failure_rate, or leave it out"),
         (("--regimes", "libra:min_gain=1"), "min_gain must be from 0 to below 1, not 1"),
-        (("--update-method", "pigeon"), "unknown weight update method 'pigeon'"),
+        (("--set", "loop.update_method=pigeon"), "unknown weight update method 'pigeon'"),
         (("--policy", "pigeon"), "no policy is called 'pigeon'"),
     ],
 )

@@ -238,8 +238,8 @@ def test_the_gateway_gets_the_engines_policy_and_knowledge(
     assert (config.cluster.gpus, config.cluster.max_running) == (8, 24)
     assert list(config.cluster.mix) == engines
     (command,) = commands(tmp_path / "gateway.toml")
-    assert command[:5] == ["heddle", "serve", "gateway.toml", "--policy", "heddle-no-plan"]
-    assert command[5:] == ["--engine", "vllm", "--model-dir", "FOLDER"]
+    assert command[:6] == ["heddle", "serve", "-c", "gateway.toml", "--policy", "heddle-no-plan"]
+    assert command[6:] == ["--engine", "vllm", "--model-dir", "FOLDER"]
     # The policy can be made for these engines, and starts no others.
     workload = Workload(trace=Trace("t", (), ""), trajectories=0, largest_tokens=0)
     setup = prepare(config, workload=workload)
@@ -289,7 +289,7 @@ def test_the_gateways_commands_are_those_of_heddle_serve(
 def test_a_plan_of_several_classes_is_exported_to_vllm_only(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
-    pools = ("--model", "qwen3-32b", "--pool", "h800:8", "--pool", "h20:8")
+    pools = ("--model", "qwen3-32b", "--set", 'cluster.pool=["h800:8","h20:8"]')
     done = heddle("plan", coding, *pools, "--export", tmp_path / "v.sh")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "v.sh").read_text()

@@ -9,7 +9,7 @@ import pytest
 from heddle.runs import load_run
 from tests.app.journals import Heddle
 
-SIMULATED = ("--gpus", "2", "--missing-tool-tokens", "zero", "--json")
+SIMULATED = ("--gpus", "2", "--set", "missing.tool_tokens=zero", "--json")
 
 
 def tool_s(run: Path) -> list[float]:
@@ -26,19 +26,19 @@ def simulated(heddle: Heddle, trace: object, *options: str) -> Path:
 
 def test_latency_is_added_to_every_call(heddle: Heddle, trace: Path):
     plain = tool_s(simulated(heddle, trace))
-    later = tool_s(simulated(heddle, trace, "--env-latency", "3"))
+    later = tool_s(simulated(heddle, trace, "--set", "cluster.env_latency=3"))
     assert later == pytest.approx([s + 3.0 for s in plain])
-    spread = tool_s(simulated(heddle, trace, "--env-latency", "3,1"))
+    spread = tool_s(simulated(heddle, trace, "--set", "cluster.env_latency=3,1"))
     added = [b - a for a, b in zip(plain, spread, strict=True)]
     assert len({round(s, 6) for s in added}) == len(added)
 
 
 def test_a_pool_makes_calls_wait(heddle: Heddle, trace: Path):
     plain = tool_s(simulated(heddle, trace))
-    queued = tool_s(simulated(heddle, trace, "--tool-pool", "bash=1"))
+    queued = tool_s(simulated(heddle, trace, "--set", 'cluster.tool_pools=["bash=1"]'))
     assert sum(queued) > sum(plain)
     assert min(b - a for a, b in zip(plain, queued, strict=True)) > -1e-9
-    wide = tool_s(simulated(heddle, trace, "--tool-pool", "bash=100"))
+    wide = tool_s(simulated(heddle, trace, "--set", 'cluster.tool_pools=["bash=100"]'))
     assert wide == pytest.approx(plain)
 
 
@@ -48,9 +48,9 @@ def test_toml_and_options_give_the_same_run(heddle: Heddle, trace: Path, tmp_pat
         f'trace = "{trace}"\n[cluster]\ngpus = 2\nenv_latency = "1,0.5"\n'
         'tool_pools = ["bash=elastic:cold=2:keep=1"]\n[missing]\ntool_tokens = "zero"\n'
     )
-    pool = ("--tool-pool", "bash=elastic:cold=2:keep=1")
-    given = simulated(heddle, trace, "--env-latency", "1,0.5", *pool)
-    shown = heddle("simulate", toml, "--json", "--out", "other")
+    pool = ("--set", 'cluster.tool_pools=["bash=elastic:cold=2:keep=1"]')
+    given = simulated(heddle, trace, "--set", "cluster.env_latency=1,0.5", *pool)
+    shown = heddle("simulate", "-c", toml, "--json", "--out", "other")
     assert shown.exit_code == 0, shown.output
     (other,) = Path("other").iterdir()
     assert tool_s(other) == tool_s(given)
@@ -58,12 +58,21 @@ def test_toml_and_options_give_the_same_run(heddle: Heddle, trace: Path, tmp_pat
 
 
 def test_real_clocks_have_the_same_pools(heddle: Heddle, trace: Path):
-    here = simulated(heddle, trace, "--env-latency", "0.2,0.1", "--cap-tool-s", "0.01")
+    here = simulated(
+        heddle, trace, "--set", "cluster.env_latency=0.2,0.1", "--set", "missing.cap_tool_s=0.01"
+    )
     shown = heddle(
         "run",
         trace,
-        *("--engines", "2", "--missing-tool-tokens", "zero", "--env-latency", "0.2,0.1"),
-        *("--cap-tool-s", "0.01", "--out", "real"),
+        *(
+            "--engines",
+            "2",
+            "--set",
+            "missing.tool_tokens=zero",
+            "--set",
+            "cluster.env_latency=0.2,0.1",
+        ),
+        *("--set", "missing.cap_tool_s=0.01", "--out", "real"),
     )
     assert shown.exit_code == 0, shown.output
     (there,) = Path("real").iterdir()
@@ -72,10 +81,17 @@ def test_real_clocks_have_the_same_pools(heddle: Heddle, trace: Path):
 
 
 def test_a_comparison_shares_draws_and_its_bound_holds(heddle: Heddle, trace: Path):
-    options = ("--gpus", "2", "--missing-tool-tokens", "zero", "--json")
+    options = ("--gpus", "2", "--set", "missing.tool_tokens=zero", "--json")
     shown = heddle(
         *("compare", trace, "--policies", "verl,heddle", *options),
-        *("--tool-pool", "bash=2", "--tool-capacity", "1", "--env-latency", "2,1"),
+        *(
+            "--set",
+            'cluster.tool_pools=["bash=2"]',
+            "--set",
+            "cluster.tool_capacity=1",
+            "--set",
+            "cluster.env_latency=2,1",
+        ),
     )
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
@@ -86,13 +102,16 @@ def test_a_comparison_shares_draws_and_its_bound_holds(heddle: Heddle, trace: Pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--tool-pool", "bsh=2"), "no such tool; did you mean 'bash'? It has 'bash'"),
-        (("--tool-pool", "bash=0"), "capacity of 1 or more"),
-        (("--tool-pool", "bash=-3"), "capacity of 1 or more"),
-        (("--tool-pool", "bash=elastic:cold=-1"), "from 0 to below 1e9"),
-        (("--tool-pool", "bash=2:keep=3"), "write elastic, or leave them out"),
-        (("--env-latency", "-1"), "from 0 to below 1e9"),
-        (("--env-latency", "fast"), "write seconds, as 2; MEAN,SIGMA"),
+        (
+            ("--set", 'cluster.tool_pools=["bsh=2"]'),
+            "no such tool; did you mean 'bash'? It has 'bash'",
+        ),
+        (("--set", 'cluster.tool_pools=["bash=0"]'), "capacity of 1 or more"),
+        (("--set", 'cluster.tool_pools=["bash=-3"]'), "capacity of 1 or more"),
+        (("--set", 'cluster.tool_pools=["bash=elastic:cold=-1"]'), "from 0 to below 1e9"),
+        (("--set", 'cluster.tool_pools=["bash=2:keep=3"]'), "write elastic, or leave them out"),
+        (("--set", "cluster.env_latency=-1"), "from 0 to below 1e9"),
+        (("--set", "cluster.env_latency=fast"), "write seconds, as 2; MEAN,SIGMA"),
         (("--set", "cluster.tool_pools=['bash']"), "TOOL=CAPACITY"),
     ],
 )
@@ -107,5 +126,13 @@ def test_a_pool_of_a_tool_that_live_agents_have_not_is_refused(
 ):
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t", "prompt": "1+1?"}\n')
-    options = ("--live", "--engine", "vllm", "--model-dir", tmp_path, "--tool-pool", "pyton=2")
+    options = (
+        "--live",
+        "--engine",
+        "vllm",
+        "--model-dir",
+        tmp_path,
+        "--set",
+        'cluster.tool_pools=["pyton=2"]',
+    )
     assert "did you mean 'python'" in refused("run", tasks, *options)

@@ -109,7 +109,7 @@ def test_prices_in_words_have_their_source_and_the_remedy():
     assert prices.text(["h100", "h200", "l40s", "gb200"]) == (
         "h100 at $2.00 a GPU-hour (given); "
         "h200 at $3.60, l40s at $0.80 a GPU-hour (heddle prices, 2026-03-10); "
-        "gb200 without a price: give --price gb200=DOLLARS"
+        "gb200 without a price: give --set prices.gb200=DOLLARS"
     )
 
 
@@ -214,9 +214,11 @@ def test_a_price_is_replaced_by_option_and_by_file(heddle: Heddle, trace: Path, 
         return float(shown["dollars"] / shown["gpu_hours"])
 
     assert dollars_of_a_gpu_hour() == pytest.approx(2.7)
-    assert dollars_of_a_gpu_hour(toml) == pytest.approx(36.0)
-    assert dollars_of_a_gpu_hour(toml, "--price", "h100=0.5") == pytest.approx(0.5)
-    assert dollars_of_a_gpu_hour("--price", "h20=9", "--price", "H100=4") == pytest.approx(4.0)
+    assert dollars_of_a_gpu_hour("-c", toml) == pytest.approx(36.0)
+    assert dollars_of_a_gpu_hour("-c", toml, "--set", "prices.h100=0.5") == pytest.approx(0.5)
+    assert dollars_of_a_gpu_hour(
+        "--set", "prices.h20=9", "--set", "prices.H100=4"
+    ) == pytest.approx(4.0)
     assert dollars_of_a_gpu_hour("--set", "prices.h100=3") == pytest.approx(3.0)
 
 
@@ -226,7 +228,7 @@ def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
     options = ("--model", own_class(tmp_path, "mine"), "--gpus", 2, "--max-running", 2)
     shown = heddle("compare", trace, "--policies", "verl,slime", *options)
     assert shown.exit_code == 0, shown.output
-    assert shown.output.count("give --price mine=DOLLARS") == 1
+    assert shown.output.count("give --set prices.mine=DOLLARS") == 1
     table = [line.split() for line in shown.output.splitlines() if line.startswith("verl ")]
     assert "-" in table[0]
     plain = json.loads(heddle("compare", trace, "--policies", "verl", *options, "--json").stdout)
@@ -234,7 +236,7 @@ def test_a_class_without_a_price_shows_a_dash_and_what_to_do(
     assert plain["policies"][0]["dollars"] is None
     assert plain["policies"][0]["gpu_hours"] > 0.0
     priced = heddle(
-        *("compare", trace, "--policies", "verl", *options, "--json"), "--price", "mine=3"
+        *("compare", trace, "--policies", "verl", *options, "--json"), "--set", "prices.mine=3"
     )
     assert json.loads(priced.stdout)["prices"] == {"mine": 3.0}
 
@@ -245,9 +247,9 @@ def test_a_class_with_a_space_in_its_name_has_a_price(
     given = ("compare", trace, "--policies", "verl", "--model", own_class(tmp_path, "NVIDIA L4"))
     given += ("--gpus", 2, "--max-running", 2)
     said = refused(*given, "--objective", "cost")
-    assert "give --price 'NVIDIA L4=DOLLARS' for" in said
+    assert "give --set 'prices.NVIDIA L4=DOLLARS' for" in said
     assert '"NVIDIA L4" = DOLLARS under [prices]' in said
-    priced = heddle(*given, "--price", "NVIDIA L4=2", "--json")
+    priced = heddle(*given, "--set", "prices.NVIDIA L4=2", "--json")
     assert priced.exit_code == 0, priced.output
     assert json.loads(priced.stdout)["prices"] == {"NVIDIA L4": 2.0}
 
@@ -256,18 +258,18 @@ def test_a_class_with_a_space_in_its_name_has_a_price(
     ("wrong", "said"),
     [
         (
-            ("--price", "h100=-1"),
-            "--price h100=-1: prices.h100 must be from 0 to below 100,000",
+            ("--set", "prices.h100=-1"),
+            "--set prices.h100=-1: prices.h100 must be from 0 to below 100,000",
         ),
-        (("--price", "h100=nan"), "h100 must be from 0 to below 100,000"),
-        (("--price", "h100=1e9"), "h100 must be from 0 to below 100,000"),
-        (("--price", "h100"), "such as h100=2.1"),
-        (("--price", "2.1"), "such as h100=2.1"),
-        (("--price", "h100=two"), "such as h100=2.1"),
-        (("--price", "=2"), "such as h100=2.1"),
-        (("--price", "h100=2=3"), "such as h100=2.1"),
-        (("--price", "h10=2"), "did you mean 'h100'?"),
-        (("--price", "abacus=2"), "no such GPU class. Known: a100, "),
+        (("--set", "prices.h100=nan"), "h100 must be from 0 to below 100,000"),
+        (("--set", "prices.h100=1e9"), "h100 must be from 0 to below 100,000"),
+        (("--set", "prices.h100"), "write it as section.key=value"),
+        (("--set", "prices=2.1"), "prices is a section: write [prices]"),
+        (("--set", "prices.h100=two"), "prices.h100 must be a number, not 'two'"),
+        (("--set", "prices.=2"), "price of '' ([prices]): no such GPU class"),
+        (("--set", "prices.h100=2=3"), "prices.h100 must be a number, not '2=3'"),
+        (("--set", "prices.h10=2"), "did you mean 'h100'?"),
+        (("--set", "prices.abacus=2"), "no such GPU class. Known: a100, "),
         (("--set", "prices.h100=x"), "prices.h100 must be a number, not 'x'"),
         (("--set", "prices.h100=true"), "prices.h100 must be a number, not True"),
         (("--set", "prices=2"), "write [prices]"),
@@ -301,14 +303,21 @@ def test_a_wrong_price_in_python_is_refused_too(config: RunConfig, tmp_path: Pat
 
 def test_ranking_by_cost_needs_a_price_above_nothing(refused: Refused, trace: Path):
     said = refused(
-        "compare", trace, "--policies", "verl,slime", "--objective", "cost", "--price", "h100=0"
+        "compare",
+        trace,
+        "--policies",
+        "verl,slime",
+        "--objective",
+        "cost",
+        "--set",
+        "prices.h100=0",
     )
     assert "cannot rank what is free: the price of h100 is 0" in said
 
 
 def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
     own = ("--model", own_class(tmp_path, "mine"), "--objective", "cost")
-    said = "mine has none: give --price mine=DOLLARS"
+    said = "mine has none: give --set prices.mine=DOLLARS"
     assert said in refused("compare", trace, "--policies", "verl", *own, "--gpus", 2)
     assert said in refused("plan", trace, *own, "--gpus", 2)
     assert not list(Path().iterdir()), "refused before anything runs"
@@ -320,7 +329,7 @@ def test_a_loop_is_not_ranked_by_cost_without_a_price(
     monkeypatch.setattr("heddle.cost.prices.shipped_prices", dict)
     made = splits(loop(prompts), [2], [2])
     for refuse in (compare_regimes, plan_loop):
-        with pytest.raises(ConfigError, match="h100 has none: give --price h100=DOLLARS"):
+        with pytest.raises(ConfigError, match=r"h100 has none: give --set prices\.h100=DOLLARS"):
             refuse(made, objective="cost")
     (row,) = compare_regimes(made).regimes
     assert row.plain()["dollars_per_1k_samples"] is None
@@ -396,9 +405,20 @@ def test_prices_of_classes_decide_by_cost(prompts: str):
 
 
 def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, prompts: str):
-    small = ("--model", "qwen3-8b", "--gpus", 8, "--groups", 3, "--samples", 4, "--steps", 4)
-    options = ("--regimes", "sync", "--train-gpus", "2,4", "--tp", 2, *small)
-    shown = heddle("loop", prompts, *options, "--objective", "cost", "--price", "h100=36")
+    small = (
+        "--model",
+        "qwen3-8b",
+        "--gpus",
+        8,
+        "--set",
+        "loop.groups=3",
+        "--set",
+        "loop.samples=4",
+        "--set",
+        "loop.batches=4",
+    )
+    options = ("--regimes", "sync", "--sweep", "loop.train_gpus=2,4", "--tp", 2, *small)
+    shown = heddle("loop", prompts, *options, "--objective", "cost", "--set", "prices.h100=36")
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output
     assert "h100 at $36.00 a GPU-hour (given)" in shown.output

@@ -120,12 +120,19 @@ def test_a_run_on_vllm_refuses_what_only_simulations_have(
 
 def test_the_command_line_has_both(heddle: Heddle, trace: Path):
     shown = heddle(
-        "simulate", str(trace), "--gpus", "8", "--standby-tp", "4,8", "--host-kv", "engine"
+        "simulate",
+        str(trace),
+        "--gpus",
+        "8",
+        "--set",
+        "cluster.standby_tp=[4,8]",
+        "--set",
+        "cluster.host_kv=engine",
     )
     assert shown.exit_code == 0, shown.output
-    wrong = heddle("simulate", str(trace), "--standby-tp", "4,x")
+    wrong = heddle("simulate", str(trace), "--set", 'cluster.standby_tp=[4,"x"]')
     assert wrong.exit_code == 2
-    assert "no list such as 4,8" in wrong.output
+    assert "expected `int`, got `str`" in wrong.output
 
 
 @pytest.fixture
@@ -171,7 +178,16 @@ def strict_at(config: RunConfig, tp: int) -> RunConfig:
 
 
 def test_a_comparison_says_what_the_cluster_has(heddle: Heddle, trace: Path):
-    options = ("--gpus", "8", "--standby-tp", "4", "--host-kv", "engine", "--engine-start-s", "5")
+    options = (
+        "--gpus",
+        "8",
+        "--set",
+        "cluster.standby_tp=[4]",
+        "--set",
+        "cluster.host_kv=engine",
+        "--set",
+        "cluster.engine_start_s=5",
+    )
     shown = heddle("compare", str(trace), "--policies", "verl", *options)
     line = " ".join(shown.stdout.partition("cluster")[2].partition("profile")[0].split())
     for what in ("start in 5 s", "TP 4 asleep", "host memory for each engine"):

@@ -28,7 +28,14 @@ from heddle.simulation import simulate
 from heddle_core.ids import EngineShape
 from tests.app.journals import Heddle
 
-GIVEN = ("--gpus", "4", "--roles", "prefill=1,decode=3", "--prefill-threshold", "100")
+GIVEN = (
+    "--gpus",
+    "4",
+    "--set",
+    "cluster.roles=prefill=1,decode=3",
+    "--set",
+    "cluster.prefill_threshold=100",
+)
 
 
 @pytest.mark.parametrize("text", ["prefill=2,decode=6", " decode=6 , prefill=2,"])
@@ -56,7 +63,9 @@ def test_roles_are_gpus_in_any_order(text: str):
 def test_bad_roles_are_refused_with_the_remedy(
     refused: Callable[..., str], trace: Path, text: str, said: str
 ):
-    assert said in refused("simulate", trace, "--gpus", "8", "--tp", "2", "--roles", text)
+    assert said in refused(
+        "simulate", trace, "--gpus", "8", "--tp", "2", "--set", f"cluster.roles={text}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,11 +84,11 @@ def test_settings_of_roles_have_limits(values: dict[str, int], said: str):
 def test_live_agents_and_engines_without_kv_transfer_are_refused(
     refused: Callable[..., str], trace: Path, tmp_path: Path
 ):
-    given = ("run", trace, "--roles", "prefill=1,decode=1", "--engine", "vllm")
+    given = ("run", trace, "--set", "cluster.roles=prefill=1,decode=1", "--engine", "vllm")
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
     assert "--kv-transfer nixl" in said
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2", "--live")
-    assert "Leave --roles or --live out" in said
+    assert "Leave cluster.roles or --live out" in said
 
 
 def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):
@@ -114,7 +123,7 @@ def test_a_run_with_roles_replays_and_counts_its_hand_overs(
         f'trace = "{trace}"\n[policy]\npreset = "{policy}"\n[cluster]\ngpus = 4\n'
         'roles = "prefill=1,decode=3"\nprefill_threshold = 100\n'
     )
-    again = heddle("simulate", toml, "--json")
+    again = heddle("simulate", "-c", toml, "--json")
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["makespan_s"] == json.loads(shown.stdout)["makespan_s"]
 
@@ -159,7 +168,8 @@ def test_the_share_of_prefill_is_that_of_its_gpu_seconds(config: RunConfig):
 
 def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Heddle, trace: Path):
     shown = heddle(
-        "compare", trace, "--gpus", "4", "--tp", "1,2", "--roles", "best",
+        "compare", trace, "--gpus", "4",
+        "--sweep", "cluster.tp=1,2", "--sweep", "cluster.roles=best",
         "--policies", "verl,heddle", "--json",
     )  # fmt: skip
     assert shown.exit_code == 0, shown.output
@@ -181,7 +191,8 @@ def test_a_comparison_has_the_best_split_beside_engines_that_do_both(heddle: Hed
 
 def test_the_table_of_settings_has_each_split_and_planned_engines(heddle: Heddle, trace: Path):
     table = heddle(
-        "compare", trace, "--gpus", "4", "--tp", "1,2", "--roles", "best",
+        "compare", trace, "--gpus", "4",
+        "--sweep", "cluster.tp=1,2", "--sweep", "cluster.roles=best",
         "--policies", "verl,heddle",
     )  # fmt: skip
     assert table.exit_code == 0, table.output
@@ -214,7 +225,7 @@ def test_best_roles_refuse_given_ones(config: RunConfig):
 
 
 def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], trace: Path):
-    given = ("compare", trace, "--policies", "verl", "--roles", "best")
+    given = ("compare", trace, "--policies", "verl", "--sweep", "cluster.roles=best")
     said = refused(*given, "--gpus", "1")
     assert "--roles best: gpus = 1 cannot be split into engines that prefill" in said
     assert "decode, of TP 4: take more --gpus" in refused(*given, "--gpus", "4", "--tp", "4")
@@ -223,7 +234,10 @@ def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], tra
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        (("--prefill-threshold", "100"), "--prefill-threshold = 100 has no effect without"),
+        (
+            ("--set", "cluster.prefill_threshold=100"),
+            "cluster.prefill_threshold = 100 has no effect without",
+        ),
         (("--set", "cluster.prefill_tp=2"), "cluster.prefill_tp = 2 has no effect without"),
         (("--set", "cluster.handover_fixed_s=0"), "cluster.handover_fixed_s = 0.0 has no effect"),
     ],
@@ -234,8 +248,8 @@ def test_settings_of_roles_without_roles_are_refused(
     for command in (("simulate",), ("run",), ("compare", "--policies", "verl")):
         message = refused(*command, trace, *setting)
         assert said in message
-        assert "give --roles prefill=GPUS,decode=GPUS, or leave it out" in message
-    best = ("--roles", "best", "--gpus", "4")
+        assert "set cluster.roles = prefill=GPUS,decode=GPUS, or leave it out" in message
+    best = ("--sweep", "cluster.roles=best", "--gpus", "4")
     assert heddle("compare", "--policies", "verl", trace, *setting, *best).exit_code == 0
 
 
@@ -274,17 +288,18 @@ def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
     heddle: Heddle, refused: Callable[..., str], trace: Path, regime: str
 ):
     loop = (
-        "loop", trace, "--regimes", regime, "--train-gpus", "4", "--groups", "2",
-        "--samples", "2", "--steps", "8", "--repeat", "--roles", "prefill=1,decode=3",
-        "--prefill-threshold", "0",
+        "loop", trace, "--regimes", regime, "--set", "loop.train_gpus=4", "--set", "loop.groups=2",
+        "--set", "loop.samples=2", "--set", "loop.batches=8", "--set", "loop.repeat=true",
+        "--set", "cluster.roles=prefill=1,decode=3",
+        "--set", "cluster.prefill_threshold=0",
     )  # fmt: skip
     shown = heddle(*loop, "--gpus", "8", "--json")
     assert shown.exit_code == 0, shown.output
     (row,) = json.loads(shown.stdout)["regimes"]
     assert row["step_s"]["mean"] > 0.0
     said = refused(*loop, "--gpus", "9")
-    assert "--roles prefill=1,decode=3 has 4 GPUs for engines, and of --gpus 9 4 train" in said
-    assert "take --train-gpus 5, or roles that add up to 5" in said
+    assert "prefill=1,decode=3 has 4 GPUs for engines, and of --gpus 9 4 train" in said
+    assert "take loop.train_gpus = 5, or roles that add up to 5" in said
     said = refused(*loop, "--gpus", "4")
     assert "of --gpus 4 4 train: take roles that add up to" in said
 
@@ -303,7 +318,7 @@ def test_roles_leave_a_loop_one_number_of_training_gpus(config: RunConfig):
     with pytest.raises(ConfigError, match="all are shared: take roles that add up to 8"):
         splits(shared, None, None)
     rewarded = replace(loop, reward_gpus=1)
-    with pytest.raises(ConfigError, match="4 train, 1 compute rewards: take --train-gpus 3"):
+    with pytest.raises(ConfigError, match="4 train, 1 compute rewards: take loop.train_gpus = 3"):
         splits(rewarded, [4], None)
 
 
@@ -333,7 +348,7 @@ def planned(heddle: Heddle, *args: object) -> dict[str, Any]:
 
 
 def test_a_plan_with_roles_is_of_decode_engines_and_simulated(heddle: Heddle, trace: Path):
-    found = planned(heddle, trace, "--gpus", 8, "--roles", "prefill=2,decode=6")
+    found = planned(heddle, trace, "--gpus", 8, "--set", "cluster.roles=prefill=2,decode=6")
     assert found["roles"] == "prefill=2,decode=6"
     assert found["prefill_tps"] == [1, 1]
     assert sum(group["tp"] for group in found["groups"]) <= 6
@@ -347,7 +362,16 @@ def test_a_plan_with_roles_is_of_decode_engines_and_simulated(heddle: Heddle, tr
 
 
 def test_the_best_split_of_a_plan_is_the_first_of_those_simulated(heddle: Heddle, trace: Path):
-    found = planned(heddle, trace, "--gpus", 8, "--roles", "best", "--prefill-threshold", 0)
+    found = planned(
+        heddle,
+        trace,
+        "--gpus",
+        8,
+        "--sweep",
+        "cluster.roles=best",
+        "--set",
+        "cluster.prefill_threshold=0",
+    )
     times = [split["simulated_makespan_s"] for split in found["splits"]]
     assert times == sorted(times)
     assert [found["roles"], found["simulated_makespan_s"]] == list(found["splits"][0].values())
@@ -356,10 +380,15 @@ def test_the_best_split_of_a_plan_is_the_first_of_those_simulated(heddle: Heddle
     }  # fmt: skip
     for split in found["splits"]:
         if split["roles"]:
-            options = ("--roles", split["roles"], "--prefill-threshold", 0)
+            options = (
+                "--set",
+                f"cluster.roles={split['roles']}",
+                "--set",
+                "cluster.prefill_threshold=0",
+            )
             again = planned(heddle, trace, "--gpus", 8, *options)
             assert again["simulated_makespan_s"] == split["simulated_makespan_s"]
-    shown = heddle("plan", trace, "--gpus", "8", "--roles", "best").stdout
+    shown = heddle("plan", trace, "--gpus", "8", "--sweep", "cluster.roles=best").stdout
     assert "s simulated with the estimated lengths" in shown
     assert "every engine does both" in shown
     assert shown.count(" x\n") == 3
@@ -384,19 +413,42 @@ def test_what_a_plan_simulates_has_its_estimates_and_no_length_of_the_trace(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--gpus", "1", "--roles", "best"), "1 GPUs are no engines of both roles"),
-        (("--gpus", "8", "--roles", "prefill=2,decode=4"), "are of 6 GPUs, and there are gpus = 8"),
-        (("--gpus", "8", "--roles", "prefill=8"), "add decode=GPUS"),
-        (("--gpus", "8", "--roles", "bset"), "'bset' is no role with its GPUs"),
+        (("--gpus", "1", "--sweep", "cluster.roles=best"), "1 GPUs are no engines of both roles"),
         (
-            ("--gpus", "8", "--roles", "best", "--set", "cluster.roles=prefill=2,decode=6"),
+            ("--gpus", "8", "--set", "cluster.roles=prefill=2,decode=4"),
+            "are of 6 GPUs, and there are gpus = 8",
+        ),
+        (("--gpus", "8", "--set", "cluster.roles=prefill=8"), "add decode=GPUS"),
+        (("--gpus", "8", "--set", "cluster.roles=bset"), "'bset' is no role with its GPUs"),
+        (
+            (
+                "--gpus",
+                "8",
+                "--sweep",
+                "cluster.roles=best",
+                "--set",
+                "cluster.roles=prefill=2,decode=6",
+            ),
             "leave out cluster.roles",
         ),
-        (("--pool", "h100:4", "--pool", "h200:4", "--roles", "best"), "of one GPU class"),
-        (("--pool", "h100:4", "--roles", "prefill=1,decode=3"), "roles names engines of one GPU"),
-        (("--gpus", "8", "--roles", "best", "--loop"), "--roles has no effect here"),
         (
-            ("--gpus", "8", "--roles", "prefill=2,decode=6", "--set", "cluster.prefill_tp=4"),
+            ("--set", 'cluster.pool=["h100:4","h200:4"]', "--sweep", "cluster.roles=best"),
+            "of one GPU class",
+        ),
+        (
+            ("--set", 'cluster.pool=["h100:4"]', "--set", "cluster.roles=prefill=1,decode=3"),
+            "roles names engines of one GPU",
+        ),
+        (("--gpus", "8", "--sweep", "cluster.roles=best", "--loop"), "--roles has no effect here"),
+        (
+            (
+                "--gpus",
+                "8",
+                "--set",
+                "cluster.roles=prefill=2,decode=6",
+                "--set",
+                "cluster.prefill_tp=4",
+            ),
             "prefill = 2 is not divisible into engines of 4 GPUs",
         ),
     ],

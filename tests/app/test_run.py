@@ -67,7 +67,9 @@ def test_engines_of_several_degrees_are_distinguished(heddle: Heddle, trace: Pat
 
 
 def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Path):
-    row = row_of(heddle, trace, "--failures", "e0@0.4", "--set", "cluster.engine_start_s=1")
+    row = row_of(
+        heddle, trace, "--set", "cluster.failures=e0@0.4", "--set", "cluster.engine_start_s=1"
+    )
     run = load_run(row["run"])
     events = [e.event for e in run.entries()]
     assert [e.engine for e in events if isinstance(e, EngineFailed)] == ["e0"]

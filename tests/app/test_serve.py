@@ -67,7 +67,7 @@ def test_a_gateways_run_replays_and_becomes_a_trace_to_simulate(
     trace = tmp_path / "served.jsonl"
     assert heddle("trace", "extract", path, "-o", trace).exit_code == 0
     assert len(trace.read_text().splitlines()) == 3
-    done = heddle("simulate", trace, "--gpus", 2, "--json", "--missing-tool-tokens", "zero")
+    done = heddle("simulate", trace, "--gpus", 2, "--json", "--set", "missing.tool_tokens=zero")
     assert done.exit_code == 0, done.output
 
 
@@ -234,7 +234,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("trace.jsonl",), "its clients are the trace"),
+        (("trace.jsonl",), "Got unexpected extra argument"),
         (("--engine", "http", "--engines", "2"), "as many as there are. Leave it out"),
         (("--engine", "http", "--tp", "3"), "has TP 1, 2, 4, 8"),
         (("--engine", "http", "--tp", "0"), "--tp 0"),
@@ -245,7 +245,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--policy", "verl+oracle"), "the future of clients is unknown"),
         (("--fake-tokens", "0"), "give 1 or more"),
         (("--max-open", "999999"), "permits"),
-        (("--set", "cluster.roles=prefill=1,decode=1"), "--roles goes with replays only"),
+        (("--set", "cluster.roles=prefill=1,decode=1"), "cluster.roles goes with replays only"),
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
         (("--render-option=--tool-call-parser=hermes",), "--render-option goes with --engine vllm"),

@@ -172,14 +172,14 @@ def test_a_class_without_a_price_is_refused_where_dollars_decide(trace: Path):
     with pytest.raises(ConfigError, match=r"--budget needs the price .* gb200 has none"):
         size_clusters(config, gpus=[4], classes=["gb200"], limits=RolloutLimits(dollars=5.0))
     two = {"gpus": [4], "classes": ["gb200", "h100"], "simulated": False}
-    with pytest.raises(ConfigError, match="gb200 has no price: give --price"):
+    with pytest.raises(ConfigError, match=r"gb200 has no price: give --set prices\.gb200"):
         size_clusters(config, **two, limits=RolloutLimits(deadline_s=5.0))
     priced = size_clusters(replace(config, prices={"gb200": 4.0}), **two)
     assert all(each.cost.dollars for each in priced.rows)
 
 
 def test_the_table_has_the_recommended_row_first_and_the_errors(heddle: Heddle, trace: Path):
-    done = heddle("plan", trace, "--gpus", "1,2", "--deadline", "1h", "--jobs", 1)
+    done = heddle("plan", trace, "--sweep", "cluster.gpus=1,2", "--deadline", "1h", "--jobs", 1)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     take = next(line for line in lines if line.startswith("take     "))
@@ -199,7 +199,16 @@ def test_the_table_has_the_recommended_row_first_and_the_errors(heddle: Heddle, 
 
 
 def test_the_json_has_every_row_and_nothing_simulated_if_not_asked_for(heddle: Heddle, trace: Path):
-    args = ("plan", trace, "--gpus", "1,2", "--gpu", "h100,h200", "--estimate-only", "--json")
+    args = (
+        "plan",
+        trace,
+        "--sweep",
+        "cluster.gpus=1,2",
+        "--sweep",
+        "cluster.gpu=h100,h200",
+        "--estimate-only",
+        "--json",
+    )
     found = json.loads(heddle(*args).stdout)
     assert found["schema"] == "heddle.plan-sizes/1"
     assert len(found["sizes"]) == 4
@@ -210,7 +219,17 @@ def test_the_json_has_every_row_and_nothing_simulated_if_not_asked_for(heddle: H
 
 def test_contradicting_limits_print_the_table_and_one_message(heddle: Heddle, trace: Path):
     done = heddle(
-        *("plan", trace, "--gpus", "1,2", "--deadline", "1s", "--budget", 50, "--estimate-only")
+        *(
+            "plan",
+            trace,
+            "--sweep",
+            "cluster.gpus=1,2",
+            "--deadline",
+            "1s",
+            "--budget",
+            50,
+            "--estimate-only",
+        )
     )
     assert done.exit_code == 2
     assert "GPUs " in done.stdout
@@ -222,7 +241,7 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
     model = ("--model", "qwen3-32b", "--gpu", "l40s", "--estimate-only")
-    done = heddle("plan", trace, "--gpus", "1,4", *model)
+    done = heddle("plan", trace, "--sweep", "cluster.gpus=1,4", *model)
     assert done.exit_code == 0, done.output
     assert "left out 1 x l40s: " in done.stdout
     assert "no cluster of these serves the trace: " in refused(
@@ -233,11 +252,11 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--gpus", ","), "--gpus ,: write a number of GPUs"),
+        (("--sweep", "cluster.gpus=,"), "--gpus ,: write a number of GPUs"),
         (("--gpus", ""), "--gpus : write a number of GPUs"),
-        (("--gpus", "8,x"), "--gpus 8,x: write a number of GPUs"),
+        (("--sweep", "cluster.gpus=8,x"), "--gpus 8,x: write a number of GPUs"),
         (("--gpus", "--8"), "--gpus --8: write a number of GPUs"),
-        (("--gpu", "h100,"), "--gpu h100,: write a GPU class"),
+        (("--sweep", "cluster.gpu=h100,"), "--gpu h100,: write a GPU class"),
         (("--gpus", "2", "--deadline", "20"), "'20': write a time with its unit"),
         (("--gpus", "2", "--deadline", "0m"), "write a time with its unit"),
         (("--gpus", "2", "--deadline", "9" * 400 + "s"), "write a time with its unit"),
@@ -245,15 +264,18 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
         (("--gpus", "2", "--budget", "50eur"), "'50eur': write an amount above 0"),
         (("--gpus", "2", "--budget", "-5"), "'-5': write an amount above 0"),
         (
-            ("--gpus", "2,4", "--planner", "exact"),
+            ("--sweep", "cluster.gpus=2,4", "--planner", "exact"),
             "--planner has no effect here: it is of one cluster",
         ),
-        (("--gpus", "2,4", "--export", "x.sh"), "--export has no effect here"),
-        (("--gpus", "2,4", "--loop"), "--loop plans for one number of GPUs"),
+        (("--sweep", "cluster.gpus=2,4", "--export", "x.sh"), "--export has no effect here"),
+        (("--sweep", "cluster.gpus=2,4", "--loop"), "--loop plans for one number of GPUs"),
         (("--gpus", "2", "--deadline", "5m", "--loop"), "--deadline has no effect here"),
         (("--gpus", "2", "--jobs", "2"), "--jobs has no effect here"),
-        (("--gpu", "h100,h300"), "h300"),
-        (("--gpus", "2,4", "--pool", "h100:8"), "leave out --pool and --roles"),
+        (("--sweep", "cluster.gpu=h100,h300"), "h300"),
+        (
+            ("--sweep", "cluster.gpus=2,4", "--set", 'cluster.pool=["h100:8"]'),
+            "leave out cluster.pool and",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_one_message(

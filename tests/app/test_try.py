@@ -101,10 +101,11 @@ def test_the_command_for_more_seeds_is_one_that_works(tmp_path: Path):
 def test_that_command_has_the_same_cluster_and_the_rules_of_a_file_come_before_ours(tmp_path: Path):
     rules = tmp_path / "my rules.toml"
     rules.write_text('[missing]\ntool_s = "zero"\ncap_tool_s = 7.0\n')
-    pool = ("--pool", "h100:1", "--pool", "l40s:1")
+    pool = ("--set", 'cluster.pool=["h100:1","l40s:1"]')
     few = ("--groups", "2", "--samples", "2", "--jobs", "1", "--tp", "1", "--policies", "verl")
     code, said, err = tried(
         FIXTURES / "tau_bench.json",
+        "-c",
         rules,
         *few,
         *pool,
@@ -114,8 +115,13 @@ def test_that_command_has_the_same_cluster_and_the_rules_of_a_file_come_before_o
     assert code == 0, err
     again = next(line for line in said.splitlines() if line.startswith("next: heddle compare"))
     words = shlex.split(again.removeprefix("next: heddle compare "))
-    assert words[:2] == [str(rules), str(tmp_path / "o" / "rollout.jsonl.gz")]
-    for name, value in (("--missing-tool-s", "zero"), ("--cap-tool-s", "7.0"), pool[:2], pool[2:]):
+    assert words[0] == str(tmp_path / "o" / "rollout.jsonl.gz")
+    for name, value in (
+        ("--missing-tool-s", "zero"),
+        ("--set", "missing.cap_tool_s=7.0"),
+        ("-c", str(rules)),
+        pool,
+    ):
         assert (name, value) in pairwise(words)
     assert "--gpus" not in words
 

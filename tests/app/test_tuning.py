@@ -247,7 +247,7 @@ def test_tuned_baselines_are_presets_that_are_baselines(four: RunConfig):
 
 
 def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Path):
-    options = ("--gpus", 4, "--tp", "best", "--max-running", "1,3")
+    options = ("--gpus", 4, "--tp", "best", "--sweep", "cluster.max_running=1,3")
     done = heddle("compare", trace, "--policies", "verl,heddle", *options)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -276,13 +276,13 @@ def test_nothing_to_try_is_said(heddle: Heddle, trace: Path):
 def test_one_number_is_no_list_and_wins_over_a_file(heddle: Heddle, trace: Path):
     Path("run.toml").write_text("[cluster]\ngpus = 4\nmix = [2, 1, 1]\nmax_running = 7\n")
     options = ("--policies", "verl", "--json")
-    plain = json.loads(heddle("compare", trace, "run.toml", "--tp", 2, *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", "--tp", 2, *options).stdout)
     assert (plain["cluster"]["tp"], plain["cluster"]["max_running"]) == (2, 7)
     assert [row["policy"] for row in plain["policies"]] == ["verl"]
-    plain = json.loads(heddle("compare", trace, "run.toml", *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", *options).stdout)
     assert plain["cluster"]["mix"] == [2, 1, 1]
     setting = ("--set", "cluster.mix=[2,2]", "--max-running", 5)
-    plain = json.loads(heddle("compare", trace, "run.toml", *setting, *options).stdout)
+    plain = json.loads(heddle("compare", trace, "-c", "run.toml", *setting, *options).stdout)
     assert (plain["cluster"]["mix"], plain["cluster"]["max_running"]) == ([2, 2], 5)
 
 

@@ -78,8 +78,8 @@ def test_the_command_prints_the_steps_and_draws_them(heddle: Heddle, trace: Path
         (("--waterfall", "missing/x.png"), "no such folder"),
         (("--waterfall", "x.png", "--policies", "verl,slime"), "begins with one baseline, not 2"),
         (("--waterfall", "x.png", "--policies", "heddle-no-plan"), "name a baseline, such as"),
-        (("--waterfall", "x.png", "--max-running", "best"), "tries TP degrees only"),
-        (("--waterfall", "x.png", "--roles", "best"), "tries TP degrees only"),
+        (("--waterfall", "x.png", "--sweep", "cluster.max_running=best"), "tries TP degrees only"),
+        (("--waterfall", "x.png", "--sweep", "cluster.roles=best"), "tries TP degrees only"),
     ],
 )
 def test_what_makes_no_waterfall_is_refused_before_a_run(

@@ -3,7 +3,8 @@
 Usage, from the repository root: `python -m tests.golden.record_answers [--check] [NAME...]` runs
 the commands of `answers/commands.toml` whose names begin with a NAME, or all. Without --check it
 writes their answers, one file for each first word of a name; with it, it writes nothing and prints
-what differs. `--column new` takes the commands and keys of the column `new`. A recorded answer
+what differs. The columns: `old`, the command line of 0.1; `now`, what this tree understands, made
+by the table [now]; `new`, what it is to be. A recorded answer
 changes only where that is intended; the commit says which number changed, and why.
 
 Left out of answers: seconds of this machine, paths, time stamps, versions and commits.
@@ -33,13 +34,13 @@ from heddle.cli import main as command_line
 from heddle_compiled import installed_version
 from heddle_runtime.virtual_time import run_virtual
 
-Column: TypeAlias = Literal["old", "new"]
+Column: TypeAlias = Literal["old", "now", "new"]
 Answer: TypeAlias = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = Path(__file__).resolve().parent / "answers"
 TABLE = ANSWERS / "commands.toml"
-COLUMN: Column = "old"
+COLUMN: Column = "now"
 """The column of the table that the command line of this tree understands."""
 
 PLACES: Mapping[str, Path] = {
@@ -187,10 +188,51 @@ def _option(
     return ["--set", f"{target}={'true' if value is None else value}"]
 
 
+def in_force(step: str, tables: Mapping[str, Any]) -> str:
+    """Say a step of the old command line in that of this tree, by the table `now`."""
+    words = shlex.split(step)
+    count = 2 if " ".join(words[:2]) in tables["verbs"] else 1
+    verb = " ".join(words[:count])
+    options = tables["now"]["options"] | tables["now"].get(verb, {})
+    made = tables["now"]["verbs"].get(verb, verb).split()
+    lists: dict[str, list[str]] = {}
+    rest = iter(words[count:])
+    for word in rest:
+        target = options.get(word, word)
+        if word.endswith(".toml") and not made[-1].startswith("-"):
+            made += ["-c", word]
+        elif word in tables["valueless"]["options"]:
+            made += [target] if target == word else ["--set", f"{target}=true"]
+        elif word in tables["now"]["sweeps"].get(verb, ()):
+            made += _swept(word, next(rest), target, tables)
+        elif target.endswith("[]"):
+            lists.setdefault(target[:-2], []).append(next(rest))
+        elif target == "prices":
+            made += ["--set", f"prices.{next(rest)}"]
+        elif target != word and not target.startswith("-"):
+            made += ["--set", f"{target}={next(rest)}"]
+        else:
+            made.append(target)
+    for key, texts in lists.items():
+        values = texts[0].split(",") if len(texts) == 1 else texts
+        made += ["--set", f"{key}={json.dumps([int(v) if v.isdigit() else v for v in values])}"]
+    return shlex.join(made)
+
+
+def _swept(option: str, value: str, target: str, tables: Mapping[str, Any]) -> list[str]:
+    """Say an option of which several values can be tried in the command line of this tree."""
+    several = value == "best" or ("," in value and "=" not in value)
+    if several and (option, value) != ("--tp", "best"):
+        return ["--sweep", f"{tables['sweeps'][option]}={value}"]
+    return [option, value] if target == option else ["--set", f"{target}={value}"]
+
+
 def steps_of(command: Command, column: Column, tables: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the steps of a command in one of the columns."""
     if column == "old":
         return command.old
+    if column == "now":
+        return tuple(in_force(step, tables) for step in command.old)
     return command.new or tuple(translated(step, tables) for step in command.old)
 
 
@@ -251,7 +293,7 @@ def differences(command: Command, was: Answer, now: Answer, column: Column) -> l
     In the column `new` keys are moved first. A key that the recorded answer lacks is no difference;
     a list that is longer is one.
     """
-    before = flat(was) if column == "old" else renamed(was, command.name, table())
+    before = renamed(was, command.name, table()) if column == "new" else flat(was)
     after = flat(now)
     lines = []
     for document, values in before.items():
@@ -450,7 +492,9 @@ def chosen(names: Sequence[str]) -> list[Command]:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Compare with the recorded answers; write nothing")
-@click.option("--column", type=click.Choice(["old", "new"]), default=COLUMN, show_default=True)
+@click.option(
+    "--column", type=click.Choice(["old", "now", "new"]), default=COLUMN, show_default=True
+)
 def main(names: Sequence[str], check: bool, column: Column) -> None:
     """Record the answers of commands whose names begin with a NAME, or of all."""
     if Path(heddle.__file__).resolve().parents[1] != ROOT:

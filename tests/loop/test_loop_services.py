@@ -148,7 +148,7 @@ def test_a_time_that_only_some_trajectories_have_is_refused(tmp_path: Path):
         return replaced(record, reward_s=3.0) if k else record
 
     path = changed(tmp_path / "some.jsonl", some)
-    with pytest.raises(ConfigError, match=r"lacks reward_s for 1 of \d+ .* give --reward-s"):
+    with pytest.raises(ConfigError, match=r"lacks reward_s for 1 of \d+ .* give loop.reward_s"):
         prepared(path, "sync")
     assert prepared(path, "sync", reward_s="3")
 

@@ -116,10 +116,28 @@ def invoke(*words: str) -> str:
 
 
 def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
-    words = ["--gpus", "16", "--model", "qwen3-8b", "--groups", "16", "--samples", "8"]
-    words += ["--steps", "8", "--train-backend", "fsdp", "--logprob-passes", "2", "--seed", "3"]
+    words = [
+        "--gpus",
+        "16",
+        "--model",
+        "qwen3-8b",
+        "--set",
+        "loop.groups=16",
+        "--set",
+        "loop.samples=8",
+    ]
+    words += [
+        "--set",
+        "loop.batches=8",
+        "--set",
+        "loop.train_backend=fsdp",
+        "--set",
+        "loop.logprob_passes=2",
+        "--seed",
+        "3",
+    ]
     words += ["--set", "cluster.max_running=64"]
-    chosen = ["--train-gpus", "4", "--tp", "1", "--simulate", "1", "--regimes", "sync"]
+    chosen = ["--set", "loop.train_gpus=4", "--tp", "1", "--simulate", "1", "--regimes", "sync"]
     printed = invoke("plan", "--loop", trace, *words, *chosen)
     planned = json.loads(invoke("plan", "--loop", trace, *words, *chosen, "--json"))
     command = shlex.split(printed.splitlines()[-1])
@@ -129,6 +147,26 @@ def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
 
 
 def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
-    words = ["--gpus", "8", "--model", "qwen3-8b", "--groups", "8", "--samples", "8"]
-    printed = invoke("plan", "--loop", trace, *words, "--steps", "4", "--colocated", "--tp", "2")
+    words = [
+        "--gpus",
+        "8",
+        "--model",
+        "qwen3-8b",
+        "--set",
+        "loop.groups=8",
+        "--set",
+        "loop.samples=8",
+    ]
+    printed = invoke(
+        "plan",
+        "--loop",
+        trace,
+        *words,
+        "--set",
+        "loop.batches=4",
+        "--set",
+        "loop.colocated=true",
+        "--tp",
+        "2",
+    )
     assert "--regimes sync --colocated --tp 2" in printed

@@ -185,7 +185,7 @@ def heddle(*args: object):
 
 
 def test_a_run_with_a_learned_predictor_names_its_model_and_replays(folder: Path):
-    options = ("--gpus", 2, "--max-running", 8, "--predictor-model", "mine.heddle", "--json")
+    options = ("--gpus", 2, "--max-running", 8, "--set", "predictor_model=mine.heddle", "--json")
     done = heddle("simulate", "now.jsonl", "--policy", "heddle+learned:0.5", *options)
     assert done.exit_code == 0, done.output
     run = Path(json.loads(done.stdout)["run"])
@@ -234,7 +234,7 @@ def test_the_shipped_model_is_used_when_none_is_named(folder: Path, policy: str)
 def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
     """As a history of the replayed trace is: its lengths would be known."""
     assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
-    options = ("--gpus", 1, "--predictor-model", "own.heddle")
+    options = ("--gpus", 1, "--set", "predictor_model=own.heddle")
     done = heddle("simulate", "now.jsonl", "--policy", "heddle", *options)
     assert done.exit_code == 2
     assert "own.heddle was fitted on the replayed trace itself" in done.output
@@ -244,7 +244,7 @@ def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
 
 def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_too(folder: Path):
     assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
-    options = ("--gpus", 1, "--predictor-model", "own.heddle")
+    options = ("--gpus", 1, "--set", "predictor_model=own.heddle")
     for command in (("compare", "now.jsonl", "--policies", "verl,heddle"), ("plan", "now.jsonl")):
         done = heddle(*command, *options)
         assert done.exit_code == 2
@@ -289,7 +289,14 @@ def test_a_setting_that_was_damaged_where_a_model_would_be_replays_all_the_same(
 )
 def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model, said):
     done = heddle(
-        "simulate", "now.jsonl", "--policy", policy, "--gpus", 1, "--predictor-model", model
+        "simulate",
+        "now.jsonl",
+        "--policy",
+        policy,
+        "--gpus",
+        1,
+        "--set",
+        f"predictor_model={model}",
     )
     assert done.exit_code == 2, done.output
     assert said in done.output
@@ -299,7 +306,7 @@ def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model,
 
 def test_plan_and_policies_accept_learned_predictors(folder: Path):
     for predictor, model in (("learned:0.75", "mine.heddle"), ("progressive", None)):
-        options = ("--predictor", predictor, "--predictor-model", "mine.heddle", "--json")
+        options = ("--predictor", predictor, "--set", "predictor_model=mine.heddle", "--json")
         planned = heddle("plan", "now.jsonl", "--gpus", 4, *options)
         assert planned.exit_code == 0, planned.output
         told = json.loads(planned.stdout)["predictor_model"]

@@ -9,7 +9,7 @@ from heddle_core.policy import PolicyContext, TrajectoryView, View
 class SharedKv(OneByOne):
     """Every step goes to the fewest steps in flight where engines share a store of KV.
 
-    Without one (`--host-kv cluster`), where another engine would prefill the context, a trajectory
+    Without one (`cluster.host_kv`), where another engine would prefill the context, a trajectory
     stays where it first ran.
     """
 
