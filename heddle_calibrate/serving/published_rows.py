@@ -38,6 +38,14 @@ class Line:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A row that is not used, and the rule that says so."""
+
+    line: int
+    rule: str
+
+
 def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
     """Yield the lines of a CSV table with at least these columns.
 
@@ -72,8 +80,3 @@ def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
             )
         stripped = [cell.strip() for cell in cells]
         yield Line(path, reader.line_num, dict(zip(header, stripped, strict=True)))
-
-
-def document(source: str) -> str:
-    """Return the document of a citation: without its commit and its remarks."""
-    return source.partition("@")[0].partition(" (")[0].strip()

@@ -5,34 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.kernel_profile import GPUS
-from heddle_calibrate.fit.serving_errors import (
-    ServingReport,
+from heddle_calibrate.fit.kernel_profile import GPUS, NO_HOST
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.serving.errors import (
     by_profile,
-    fit_rows,
-    fitted_profiles,
     median_of_groups,
     predict_rows,
     shipped_profiles,
 )
-from heddle_calibrate.fit.serving_fit import (
-    PRIOR,
-    ServingConstants,
-    ServingSample,
-    fit_serving,
-    fits_without,
-    samples,
-)
-from heddle_calibrate.fit.serving_profile import (
-    constants_of,
-    inherited,
-    stated_before,
-    with_serving,
-    without_host,
-)
-from heddle_calibrate.fit.serving_rows import ServingRow
-from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.serving.rows import ServingRow
+from heddle_calibrate.serving.samples import ServingConstants, ServingSample, constants_of, samples
 from heddle_sim.profile_files import (
     Profile,
     ProfileError,
@@ -42,8 +24,11 @@ from heddle_sim.profile_files import (
     read_profile,
 )
 from heddle_sim.profile_parts import Host, KernelFactors
+from tools.profiles.serving import FittedServing, fit_rows, fitted_profiles
+from tools.profiles.serving_fit import PRIOR, fit_serving, fits_without
+from tools.profiles.serving_profile import inherited, stated_before, with_serving, without_host
 
-PERF = Path(__file__).parents[3] / "shared" / "perf"
+PERF = Path(__file__).parents[4] / "shared" / "perf"
 TABLES = [PERF / "measured_serving.csv", PERF / "measured_hopper_dense.csv"]
 # One process makes the fit of all published runs, which takes long.
 pytestmark = pytest.mark.xdist_group("serving fit")
@@ -240,7 +225,7 @@ def test_few_runs_change_their_own_profile_alone(known: list[ServingSample]) -> 
         for s in known
         if s.row.gpu == "h100"
     ]
-    written, kept = fitted_profiles(before, more, [], from_scratch=False)
+    written, kept = fitted_profiles(before, more, [], [], from_scratch=False)
     assert [(p.model, p.gpu) for p in written] == [("qwen3-8b", "h100")]
     assert kept == {"qwen3-8b.h200": "no runs of it"}
     (after,) = written
@@ -252,7 +237,7 @@ def test_few_runs_change_their_own_profile_alone(known: list[ServingSample]) -> 
         seconds = constants_of(after, "2.0").tpot_s(sample)
         assert seconds == pytest.approx(sample.row.tpot_s, rel=0.03)
     # From the prior that is the same for all, the profile without runs loses its constants.
-    everything, _ = fitted_profiles(before, more, [], from_scratch=True)
+    everything, _ = fitted_profiles(before, more, [], [], from_scratch=True)
     assert {p.gpu for p in everything} == {"h100", "h200"}
     (other,) = [p for p in everything if p.gpu == "h200"]
     assert other.host.carried_over
@@ -261,7 +246,7 @@ def test_few_runs_change_their_own_profile_alone(known: list[ServingSample]) -> 
 
 def test_too_few_runs_change_nothing(known: list[ServingSample]) -> None:
     profiles = {names: of_fp8(profile) for names, profile in QWEN.items()}
-    written, kept = fitted_profiles(profiles, known[:11], [], from_scratch=False)
+    written, kept = fitted_profiles(profiles, known[:11], [], [], from_scratch=False)
     assert not written
     assert kept["qwen3-8b.h100"] == "11 runs of the model; a fit needs 12"
 
@@ -271,7 +256,7 @@ def test_a_derived_class_takes_the_constants_of_its_base(known: list[ServingSamp
     derived = of_fp8(load_profile("qwen3-8b", "h800"))
     profiles = {("qwen3-8b", "h800"): derived, ("qwen3-8b", "h100"): base}
     on_base = [s for s in known if s.row.gpu == "h100"]
-    (slow, fast), _ = fitted_profiles(profiles, on_base, [], from_scratch=False)
+    (slow, fast), _ = fitted_profiles(profiles, on_base, [], [], from_scratch=False)
     assert (slow.gpu, slow.derived) == ("h800", derived.derived)
     assert slow.kernel_factors == fast.kernel_factors
     assert slow.host_versions == fast.host_versions
@@ -318,17 +303,15 @@ def test_faulty_factors_in_a_file_are_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def published() -> ServingReport:
+def published() -> FittedServing:
     return fit_rows(TABLES, shipped_profiles(), from_scratch=True)
 
 
 @needs_rows
-def test_published_runs_are_predicted(published: ServingReport) -> None:
-    seen, unseen = median_of_groups(published, "vllm")
-    assert unseen is not None
-    assert seen < 4.0
-    assert unseen < 5.0
-    assert len([run for run in published.runs if run.row.engine == "vllm"]) > 600
+def test_published_runs_are_predicted(published: FittedServing) -> None:
+    assert median_of_groups(published.seen, "vllm") < 4.0
+    assert median_of_groups(published.unseen, "vllm") < 5.0
+    assert len([run for run in published.seen.runs if run.row.engine == "vllm"]) > 600
 
 
 # Models and GPU classes that another TP degree or class tells enough about.
@@ -340,18 +323,18 @@ WITH_RELATIVES = ("gpt-oss-120b h200", "llama-3.1-70b-fp8 b200", "llama-3.1-70b-
 @needs_rows
 @pytest.mark.parametrize("part", WITH_RELATIVES)
 def test_models_and_classes_are_predicted_without_their_group(
-    published: ServingReport, part: str
+    published: FittedServing, part: str
 ) -> None:
-    (found,) = [p for p in published.parts(by_profile, "vllm") if p.part == part]
-    assert found.tpot < 6.0
-    assert found.tpot_unseen is not None
-    assert found.tpot_unseen < 6.5
-    assert found.ttft < 25.0
+    seen, unseen = (
+        next(p for p in report.parts(by_profile, "vllm") if p.part == part)
+        for report in (published.seen, published.unseen)
+    )
+    assert seen.tpot < 6.0
+    assert unseen.tpot < 6.5
+    assert seen.ttft < 25.0
 
 
 @needs_rows
 def test_shipped_profiles_predict_published_runs() -> None:
     report = predict_rows(TABLES, shipped_profiles())
-    seen, unseen = median_of_groups(report, "vllm")
-    assert seen < 4.5
-    assert unseen is None
+    assert median_of_groups(report, "vllm") < 4.5

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from heddle_calibrate.fit.from_training_rows import main, make_training, make_updates
-from heddle_calibrate.fit.published_rows import PublishedRowsError
-from heddle_calibrate.fit.training_fit import fit_rows
-from heddle_calibrate.fit.training_rows import (
+from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_sim.training import TrainingProfile
+from heddle_sim.training_files import TRAINING_FILE, load_training
+from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
+from tools.profiles.from_training_rows import command, make_training, make_updates
+from tools.profiles.training_fit import fit_rows
+from tools.profiles.training_rows import (
     COLUMNS,
     doubtful_documents,
     model_name,
     read_training_rows,
 )
-from heddle_calibrate.fit.update_fit import fit_updates, predicted
-from heddle_calibrate.fit.update_rows import COLUMNS as UPDATE_COLUMNS
-from heddle_calibrate.fit.update_rows import UpdateRow, delta_rows, read_update_rows
-from heddle_sim.training import TrainingProfile
-from heddle_sim.training_files import TRAINING_FILE, load_training
-from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
+from tools.profiles.update_fit import fit_updates, predicted
+from tools.profiles.update_rows import COLUMNS as UPDATE_COLUMNS
+from tools.profiles.update_rows import UpdateRow, delta_rows, read_update_rows
 
-PERF = Path(__file__).parents[3] / "shared" / "perf"
+PERF = Path(__file__).parents[4] / "shared" / "perf"
 STEPS, SYNCS = PERF / "training_rows.csv", PERF / "weight_sync_rows.csv"
 needs_tables = pytest.mark.skipif(
     not STEPS.is_file(), reason="the published training steps are not at ../shared/perf"
@@ -165,7 +165,7 @@ def test_a_bad_number_ends_in_one_message_with_its_line(
     good = step("qwen3-8b", 8, "megatron", 1000, source="one")
     steps = write(tmp_path / "steps.csv", COLUMNS, [good, good | {column: value}])
     syncs = write(tmp_path / "syncs.csv", UPDATE_COLUMNS, [])
-    done = CliRunner().invoke(main, ["--training", str(steps), "--updates", str(syncs)])
+    done = CliRunner().invoke(command, ["--training", str(steps), "--updates", str(syncs)])
     assert done.exit_code == 1
     said = f"Error: steps.csv:3: {column} is {value!r}, not a positive number"
     assert done.output.strip() == f"{said}; mend it, or leave the line out"
@@ -235,10 +235,10 @@ def test_errors_of_the_shipped_file_are_not_larger_than_stated() -> None:
 def test_the_command_prints_the_table_and_writes_the_file(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "made.json"
     arguments = ["--training", str(STEPS), "--updates", str(SYNCS), "--out", str(out), "--rows"]
-    done = CliRunner().invoke(main, arguments)
+    done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
     assert "dense megatron" in done.output
     assert load_training(out).training.mfu.keys() == load_training().training.mfu.keys()
-    page = Path(__file__).parents[2] / "docs" / "training-time.md"
-    table = CliRunner().invoke(main, arguments[:4]).output
+    page = Path(__file__).parents[3] / "docs" / "training-time.md"
+    table = CliRunner().invoke(command, arguments[:4]).output
     assert all(line in page.read_text(encoding="utf-8") for line in table.splitlines())

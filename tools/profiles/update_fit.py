@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_calibrate.fit.update_rows import POINT_TO_POINT, UpdateRow
 from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
+from tools.profiles.update_rows import POINT_TO_POINT, UpdateRow
 
 WIRE = {
     "nccl": 400e9,

@@ -2,7 +2,7 @@
 
 Three numbers, the same for every model and GPU: seconds per step, per running sequence and step,
 and per sequence in prefill. They minimise the relative error of TPOT when the runs are replayed
-(`heddle_calibrate.fit.closed_loop`).
+(`closed_loop`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,19 +15,16 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_calibrate.fit.closed_loop import ClosedLoop, LoopResult, replay
+from heddle_calibrate.fit.kernel_profile import NO_HOST, HostFit
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, expand
-from heddle_sim.profile_parts import Host
+from tools.profiles.closed_loop import ClosedLoop, LoopResult, replay
 
 MEASURED_FILE = "measured_hopper_dense.csv"
 FIT_TPS = (2, 4)
 """Runs at other degrees are never fitted; they serve as a check."""
 ROBUST = 0.05
 """Relative errors beyond this count linearly: one outlier must not determine three numbers."""
-NO_HOST = Host(
-    per_step_s=0.0, per_running_s=0.0, per_prefill_s=0.0, measured_on="", carried_over=False
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +35,6 @@ class MeasuredRun:
     loop: ClosedLoop
     ttft_s: float
     tpot_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFit:
-    """Seconds per step, per running sequence and step, and per sequence in prefill and step."""
-
-    per_step_s: float
-    per_running_s: float
-    per_prefill_s: float
 
 
 def measured_runs(perf: Path) -> list[MeasuredRun]:

@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from heddle.cli import main
-from heddle_calibrate.fit.from_aiconfigurator import (
-    EstimatorError,
-    layouts,
-    profile_from_aiconfigurator,
-)
+from heddle_calibrate.fit.from_aiconfigurator import EstimatorError
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
-from heddle_calibrate.fit.shipped import make_profiles
 from heddle_sim.profile_files import Profile, layout_name, load_profile, read_profile
+from tools.profiles.__main__ import profiles
+from tools.profiles.from_aiconfigurator import layouts, profile_from_aiconfigurator
+from tools.profiles.shipped import make_profiles
 
 needs_package = pytest.mark.skipif(
     find_spec("aiconfigurator_core") is None,
@@ -123,6 +120,29 @@ def test_a_broken_model_configuration_is_named(tmp_path: Path, text: str) -> Non
         profile_from_aiconfigurator(str(tmp_path), "h200")
 
 
+@pytest.mark.parametrize(
+    ("experts", "options", "said"),
+    [
+        (128, ("--tp", "3", "--ep"), "small has 128 experts of a layer, which do not divide"),
+        (128, ("--ep", "--attention-dp", "3"), "do not divide over 3 GPUs"),
+        (0, ("--ep",), "small has no experts to spread: leave --ep out"),
+        (0, ("--attention-dp", "2"), "leave --attention-dp out"),
+        (0, ("--tp", "two"), "two is no list such as 4,8 of whole numbers"),
+    ],
+)
+def test_a_layout_that_a_model_cannot_have_is_refused(
+    tmp_path: Path, experts: int, options: tuple[str, ...], said: str
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps({"num_experts": experts}))
+    given = ["from-aiconfigurator", "--model", str(small), "--gpu", "h200", *options]
+    done = CliRunner().invoke(profiles, [*given, "-o", str(tmp_path / "p.json")])
+    assert done.exit_code
+    assert said in done.output
+    assert not (tmp_path / "p.json").exists()
+
+
 @needs_package
 def test_the_shipped_profile_comes_back_from_the_same_source() -> None:
     """But for the names of the tables, which nobody needed here."""
@@ -154,8 +174,8 @@ def test_where_our_tables_had_no_mixed_steps_only_prompts_differ() -> None:
 def test_a_gpu_that_no_profile_ships_for_gets_one(tmp_path: Path) -> None:
     out = tmp_path / "b200.json"
     done = CliRunner().invoke(
-        main,
-        ["calibrate", "from-aiconfigurator", "--model", "qwen3-8b", "--gpu", "b200",
+        profiles,
+        ["from-aiconfigurator", "--model", "qwen3-8b", "--gpu", "b200",
          "--tp", "1", "-o", str(out)],
     )  # fmt: skip
     assert done.exit_code == 0, done.output

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heddle_calibrate.fit.published_rows import Line, PublishedRowsError, read_lines
-from heddle_calibrate.fit.training_rows import LeftOut
+from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_lines
 from heddle_sim.profile_files import Profile
 
 COLUMNS = (

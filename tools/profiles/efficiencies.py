@@ -1,6 +1,6 @@
 """The fit of the efficiencies that profiles from a configuration use, and its cross-validation.
 
-    python -m heddle_calibrate.roofline.fit --perf ../shared/perf
+    python -m tools.profiles efficiencies --perf ../shared/perf
 
 Reads tables of kernel times, and the shipped profiles of models that are in no table; writes
 `efficiencies.json`. Configurations are those of `configs.json`. Each kind of kernel has three
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from heddle_calibrate.roofline.efficiency import FILE, nearest_key, parent
-from heddle_calibrate.roofline.kernel_points import (
+from heddle_calibrate.roofline.operators import Floats
+from tools.profiles.kernel_points import (
     CLASSES,
     PARTS,
     PROFILES,
@@ -31,7 +32,6 @@ from heddle_calibrate.roofline.kernel_points import (
     points,
     read_rows,
 )
-from heddle_calibrate.roofline.operators import Floats
 
 START = {"elementwise": 2.0, "gemm": 3.0, "experts": 15.0}
 """Launch in microseconds from which a fit begins; other kinds 8."""
@@ -222,10 +222,10 @@ def efficiency_file(p: Points, mean: Floats, classes: Floats, errors: Mapping[st
     return json.dumps(values, indent=1) + "\n"
 
 
-@click.command(help=__doc__)
+@click.command("efficiencies", help=__doc__)
 @click.option("--perf", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--out", type=click.Path(path_type=Path), default=FILE, show_default=False)
-def main(perf: Path, out: Path) -> None:
+def command(perf: Path, out: Path) -> None:
     """Fit, cross-validate, and write the file."""
     p = points(read_rows(perf))
     everything = np.ones(len(p.rows), dtype=np.bool_)
@@ -234,7 +234,3 @@ def main(perf: Path, out: Path) -> None:
     errors = cross_validated(p, classes)
     out.write_text(efficiency_file(p, mean, classes, errors), encoding="utf-8")
     click.echo(json.dumps(errors, indent=1))
-
-
-if __name__ == "__main__":
-    main()

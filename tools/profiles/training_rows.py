@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from heddle_calibrate.fit.published_rows import Line, document, read_lines
+from heddle_calibrate.serving.published_rows import LeftOut, Line, read_lines
 from heddle_sim.trained_models import MODELS
 from heddle_sim.training import (
     FORWARD_GATHERS,
@@ -82,6 +82,11 @@ class TrainingRow:
         return f"{dense} {self.backend}" + ("" if self.use == "rl" else ", not RL")
 
 
+def document(source: str) -> str:
+    """Return the document of a citation: without its commit and its remarks."""
+    return source.partition("@")[0].partition(" (")[0].strip()
+
+
 def predicted_over_published(row: TrainingRow, profile: TrainingProfile) -> float:
     """Return predicted seconds over published ones; for an MFU alone, published over fitted."""
     name, _, precision = row.backend.partition("-")
@@ -132,14 +137,6 @@ def doubtful_documents(rows: Sequence[TrainingRow]) -> set[str]:
 def is_doubtful(row: TrainingRow, documents: set[str]) -> bool:
     """Whether a row is an RL row of one of these documents."""
     return row.use == "rl" and row.source in documents
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A row that takes no part in a fit, and the rule that says so."""
-
-    line: int
-    rule: str
 
 
 def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[LeftOut]]:

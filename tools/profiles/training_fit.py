@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_calibrate.fit.training_rows import (
+from heddle_sim.trained_models import SIZE_CLASSES
+from heddle_sim.training import TrainingProfile
+from tools.profiles.training_rows import (
     TrainingRow,
     doubtful_documents,
     is_doubtful,
     predicted_over_published,
 )
-from heddle_sim.trained_models import SIZE_CLASSES
-from heddle_sim.training import TrainingProfile
 
 BACKENDS = ("megatron", "fsdp", "megatron-fp8")
 FITTED_GPUS = ("b200", "gb200", "gb300")

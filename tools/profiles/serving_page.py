@@ -7,7 +7,7 @@ from typing import Any
 
 from heddle.reports.colours import SHADES
 from heddle.reports.plotly_script import plotly_script
-from heddle_calibrate.fit.serving_errors import (
+from heddle_calibrate.serving.errors import (
     PartError,
     PredictedRun,
     ServingReport,
@@ -47,26 +47,32 @@ for (const plot of DATA) {
 """
 
 
-def serving_page(report: ServingReport) -> bytes:
-    """Make the page: a scatter of TPOT and TTFT and the tables of errors for each engine."""
+def serving_page(report: ServingReport, unseen: ServingReport) -> bytes:
+    """Make the page: a scatter of TPOT and TTFT and the tables of errors for each engine.
+
+    `unseen` has the same runs by fits without their group.
+    """
     plots: list[dict[str, Any]] = []
     body: list[str] = []
     for engine in report.engines:
         own = [run for run in report.runs if run.row.engine == engine]
-        seen, unseen = median_of_groups(report, engine)
-        without = f", without the group in the fit {unseen:.1f} %" if unseen is not None else ""
+        seen, without = (median_of_groups(each, engine) for each in (report, unseen))
         body.append(
             f"<h2>{html.escape(engine)}: {len(own)} runs</h2>"
-            f"<p>Mean absolute error of TPOT, median over groups: {seen:.1f} %{without}.</p>"
+            f"<p>Mean absolute error of TPOT, median over groups: {seen:.1f} %, without the group "
+            f"in the fit {without:.1f} %.</p>"
             '<div class="plots">'
         )
         for name, title in (("tpot", "TPOT"), ("ttft", "TTFT")):
             plots.append(_plot(f"{engine}-{name}", title, own, name))
             body.append(f'<div class="plot" id="{engine}-{name}"></div>')
         body.append("</div>")
-        for name, of in (("model and GPU class", by_profile), ("TP degree", by_tp)):
-            body.append(_table(name, report.parts(of, engine)))
-        body.append(_table("concurrency", report.parts(by_clients, engine)))
+        for name, of in (
+            ("model and GPU class", by_profile),
+            ("TP degree", by_tp),
+            ("concurrency", by_clients),
+        ):
+            body.append(_table(name, report.parts(of, engine), unseen.parts(of, engine)))
         body.append(_worst(report.worst(engine, 20)))
     text = "".join(body)
     return (
@@ -131,7 +137,7 @@ def _rows(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     )
 
 
-def _table(name: str, parts: Sequence[PartError]) -> str:
+def _table(name: str, parts: Sequence[PartError], unseen: Sequence[PartError]) -> str:
     head = ["", "runs", "TPOT", "TPOT, signed", "worst", "TTFT", "TPOT without", "TTFT without"]
     return _rows(
         f"Errors in percent by {name}: means of absolute values; without: by fits that lack the "
@@ -145,10 +151,10 @@ def _table(name: str, parts: Sequence[PartError]) -> str:
                 f"{part.bias:+.1f}",
                 f"{part.worst:.0f}",
                 f"{part.ttft:.0f}",
-                "-" if part.tpot_unseen is None else f"{part.tpot_unseen:.1f}",
-                "-" if part.ttft_unseen is None else f"{part.ttft_unseen:.0f}",
+                f"{without.tpot:.1f}",
+                f"{without.ttft:.0f}",
             ]
-            for part in parts
+            for part, without in zip(parts, unseen, strict=True)
         ],
     )
 

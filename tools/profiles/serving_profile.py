@@ -4,43 +4,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from heddle_calibrate.fit.curves import kernel_times, with_times
-from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.serving_fit import (
-    PriorOf,
-    ServingConstants,
-    ServingFit,
-    ServingSample,
-    same_for_all,
-)
+from heddle_calibrate.fit.curves import rounded, with_times
+from heddle_calibrate.fit.kernel_profile import NO_HOST
+from heddle_calibrate.serving.samples import ServingConstants, ServingSample, constants_of
+from heddle_core.estimate.cost import FillingCost
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, load_profile, read_layout
-from heddle_sim.profile_parts import CostEstimate, Host, HostTimes, KernelFactors, TpTable
+from heddle_sim.profile_parts import (
+    CostEstimate,
+    Host,
+    HostTimes,
+    KernelFactors,
+    TpTable,
+)
+from tools.profiles.serving_fit import PriorOf, ServingFit, same_for_all
 
 REFERENCE = ("qwen3-32b", "h100")
 """The shipped profile whose host time others carry until runs of their own give them one."""
 OTHERS = "other models"
 """In the place of an engine version, where all runs are of other profiles."""
 BEFORE = "; before: "
-
-
-def constants_of(profile: Profile, version: str) -> ServingConstants:
-    """Constants that a profile file states for an engine version; without that version, those that
-    simulations take.
-    """
-    factors = profile.kernel_factors or KernelFactors()
-    times = (profile.host_versions or {}).get(version)
-    host = profile.host if times is None else times
-    once = times or next(reversed((profile.host_versions or {}).values()), None)
-    return ServingConstants(
-        decode=factors.decode,
-        doubling=factors.decode_per_doubling,
-        prefill=factors.prefill,
-        per_step=host.per_step_s,
-        per_running=host.per_running_s,
-        per_prefill=host.per_prefill_s,
-        per_request=once.per_request_s if once else 0.0,
-    )
 
 
 def stated_before(profiles: Iterable[Profile], *, estimate: bool = False) -> PriorOf:
@@ -207,6 +190,23 @@ def without_host(profile: Profile) -> Profile:
         host_versions=None,
         tables=tables,
         errors=errors,
+    )
+
+
+def kernel_times(
+    filling: FillingCost | None, *, kernels: float, per_step_s: float, per_running_s: float
+) -> FillingCost | None:
+    """What `with_times` made it from, to its rounding."""
+    if filling is None:
+        return None
+    return rounded(
+        FillingCost(
+            t0_s=max(0.0, filling.t0_s - per_step_s) / kernels,
+            fill_s=filling.fill_s / kernels,
+            knee=filling.knee,
+            t1_s=max(0.0, filling.t1_s - per_running_s) / kernels,
+            t2_s=filling.t2_s / kernels,
+        )
     )
 
 

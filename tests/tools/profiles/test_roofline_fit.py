@@ -7,9 +7,12 @@ import pandas as pd
 import pytest
 
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
-from heddle_calibrate.roofline.fit import fit_classes, fit_mean, relative_errors
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.kernel_points import (
+from heddle_calibrate.roofline.memory import kv_capacity_tokens
+from heddle_calibrate.roofline.operators import decode_iterations, operators
+from heddle_core.ids import EngineShape
+from tools.profiles.efficiencies import fit_classes, fit_mean, relative_errors
+from tools.profiles.kernel_points import (
     CLASSES,
     TABLES,
     Points,
@@ -17,11 +20,8 @@ from heddle_calibrate.roofline.kernel_points import (
     read_rows,
     table_shape,
 )
-from heddle_calibrate.roofline.memory import kv_capacity_tokens
-from heddle_calibrate.roofline.operators import decode_iterations, operators
-from heddle_core.ids import EngineShape
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PERF = ROOT.parent / "shared" / "perf"
 tables = pytest.mark.skipif(
     not PERF.is_dir(), reason="the performance tables (../shared/perf) are not here"

@@ -1,6 +1,6 @@
 """Make the profile of trainers and weight updates from tables of published figures.
 
-    python -m heddle_calibrate.fit.from_training_rows --training CSV --updates CSV [--out FILE]
+    python -m tools.profiles training --training CSV --updates CSV [--out FILE]
 
 Prints the errors; the file has them, too. `docs/training-time.md` explains both.
 """
@@ -13,22 +13,21 @@ from pathlib import Path
 
 import click
 
-from heddle_calibrate.fit.published_rows import PublishedRowsError
-from heddle_calibrate.fit.training_fit import RowError, fit_rows, mean_error, row_errors
-from heddle_calibrate.fit.training_rows import (
-    LeftOut,
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.serving.published_rows import LeftOut, PublishedRowsError
+from heddle_sim.training import TrainingProfile
+from heddle_sim.training_files import TrainingFile
+from heddle_sim.weight_update import WeightUpdateProfile
+from tools.profiles.training_fit import RowError, fit_rows, mean_error, row_errors
+from tools.profiles.training_rows import (
     TrainingRow,
     doubtful_documents,
     is_doubtful,
     read_training_rows,
 )
-from heddle_calibrate.fit.update_actor import colocated_pairs, read_actor_rows, scaling_errors
-from heddle_calibrate.fit.update_fit import UpdateError, fit_updates, share_within, update_errors
-from heddle_calibrate.fit.update_rows import UpdateRow, delta_rows, read_update_rows
-from heddle_calibrate.profiles import encode_profile
-from heddle_sim.training import TrainingProfile
-from heddle_sim.training_files import TrainingFile
-from heddle_sim.weight_update import WeightUpdateProfile
+from tools.profiles.update_actor import colocated_pairs, read_actor_rows, scaling_errors
+from tools.profiles.update_fit import UpdateError, fit_updates, share_within, update_errors
+from tools.profiles.update_rows import UpdateRow, delta_rows, read_update_rows
 
 TARGET_STEP_PCT, TARGET_UPDATE_SHARE = 10.0, 0.8
 ABOUT = "mean absolute error in percent; unseen: the row's document took no part in the fit"
@@ -203,12 +202,12 @@ def _line(name: str, counts: dict[str, float], first: float, second: float) -> s
 CSV = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command("training")
 @click.option("--training", type=CSV, required=True, help="Table of published training steps.")
 @click.option("--updates", type=CSV, required=True, help="Table of published weight updates.")
 @click.option("--rows", is_flag=True, help="Print the error of each row, too.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.")
-def main(training: Path, updates: Path, rows: bool, out: Path | None) -> None:
+def command(training: Path, updates: Path, rows: bool, out: Path | None) -> None:
     """Fit trainers and weight updates to published figures, and print the errors."""
     try:
         trainers, step_errors = make_training(training)
@@ -235,7 +234,3 @@ def main(training: Path, updates: Path, rows: bool, out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(encode_profile(file))
         click.echo(out)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from heddle_calibrate.fit.published_rows import Line, PublishedRowsError, document, read_lines
-from heddle_calibrate.fit.training_rows import LeftOut
+from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_lines
+from tools.profiles.training_rows import document
 
 COLUMNS = ("model", "params_b", "dtype", "method", "layout", "seconds", "what", "source")
 METHODS = (

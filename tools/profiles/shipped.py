@@ -1,6 +1,6 @@
 """The shipped profiles whose kernel times the package is queried for (`from_aiconfigurator`).
 
-    python -m heddle_calibrate.fit.shipped --out DIR
+    python -m tools.profiles shipped --out DIR
 
 Those of `from_tables` are made from tables instead. Names are those of the published weights, in
 small letters; the precision is in the name where weights in bfloat16 exist as well.
@@ -12,15 +12,11 @@ from pathlib import Path
 
 import click
 
-from heddle_calibrate.fit.from_aiconfigurator import (
-    EstimatorError,
-    KernelSource,
-    fit_shapes,
-    layouts,
-)
-from heddle_calibrate.fit.from_tables import write_profiles
+from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
+from tools.profiles.from_aiconfigurator import layouts
+from tools.profiles.from_tables import write_profiles
 
 HOPPER, BLACKWELL = ("h100", "h200", "h800"), ("b200", "b300", "gb200")
 EVERY = ("a100", "l40s", *HOPPER, *BLACKWELL)
@@ -146,7 +142,7 @@ def _qwen() -> Iterator[_Shipped]:
     yield _Shipped(name="qwen3-32b-fp8", model="Qwen/Qwen3-32B-FP8", gpus=gpus, source=_BLOCKS)
 
 
-@click.command()
+@click.command("shipped")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -154,14 +150,10 @@ def _qwen() -> Iterator[_Shipped]:
     help="Folder for the profile files.",
 )
 @click.option("--only", default="", help="Name of one model [all]")
-def main(out: Path, only: str) -> None:
+def command(out: Path, only: str) -> None:
     """Fit the shipped profiles from AIConfigurator's package."""
     try:
         for profile in make_profiles(only):
             click.echo(write_profiles([profile], out)[0])
     except EstimatorError as e:
         raise click.ClickException(str(e)) from e
-
-
-if __name__ == "__main__":
-    main()

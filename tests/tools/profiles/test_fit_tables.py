@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from heddle_calibrate.fit.closed_loop import replay, replay_on_engine
-from heddle_calibrate.fit.from_tables import make_profiles
-from heddle_calibrate.fit.host import NO_HOST, measured_runs
-from heddle_calibrate.fit.kernel_profile import GPUS
-from heddle_calibrate.fit.kernel_tables import KernelTables, read_tables
-from heddle_calibrate.fit.serving_profile import inherited
+from heddle_calibrate.fit.kernel_profile import GPUS, NO_HOST
+from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.profiles import encode_profile
 from heddle_sim.profile_files import PROFILE_FOLDER, expand, load_profile, read_layout
+from tools.profiles.closed_loop import replay, replay_on_engine
+from tools.profiles.from_tables import layouts_of, make_profiles, read_tables
+from tools.profiles.host import measured_runs
+from tools.profiles.serving_profile import inherited
 
-PERF = Path(__file__).parents[3] / "shared" / "perf"
+PERF = Path(__file__).parents[4] / "shared" / "perf"
 pytestmark = pytest.mark.skipif(
     not PERF.is_dir(), reason="the performance tables (../shared/perf) are not here"
 )
@@ -36,7 +36,7 @@ def test_the_fit_gives_the_shipped_files() -> None:
 
     for fitted in make_profiles(PERF):
         made = fitted
-        if made.experts:  # after that, `heddle calibrate serving` writes its constants
+        if made.experts:  # after that, `serving` writes its constants
             made = inherited(made, load_profile(made.model, GPUS[made.gpu].base))
         shipped = (PROFILE_FOLDER / f"{made.model}.{made.gpu}.json").read_text()
         assert close(json.loads(encode_profile(made)), json.loads(shipped)), made.summary
@@ -68,7 +68,7 @@ def test_profiles_of_models_with_experts_agree_with_tables_of_other_queries(
     tables = read_tables(PERF, file, files=f"aiconfigurator_moe_{file}")
     profile = replace(load_profile(model.lower(), gpu), kernel_factors=None)
     compared = 0
-    for layout in tables.layouts_of(model):
+    for layout in layouts_of(tables, model):
         if layout not in profile.tables:
             continue
         tp, dp, ep = read_layout(layout)

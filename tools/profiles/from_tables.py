@@ -1,19 +1,27 @@
 """Make profile files from performance tables.
 
-    python -m heddle_calibrate.fit.from_tables --perf DIR --out DIR
+    python -m tools.profiles from-tables --perf DIR --out DIR
 
 Each file and `docs/calibration.md` list the rows of each fit and its errors. The
 same tables give the same bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
+import pandas as pd
 
-from heddle_calibrate.fit.host import (
+from heddle_calibrate.fit.kernel_profile import GPUS, GpuTables, ModelSpec, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_tables import KernelTables
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_core.ids import EngineShape
+from heddle_sim.profile_files import Profile, ProfileError, layout_name
+from tools.profiles.host import (
     MeasuredRun,
     estimate_tables,
     fit_host,
@@ -22,11 +30,6 @@ from heddle_calibrate.fit.host import (
     measured_errors,
     measured_runs,
 )
-from heddle_calibrate.fit.kernel_profile import GPUS, GpuTables, ModelSpec, fit_kernels, with_host
-from heddle_calibrate.fit.kernel_tables import KernelTables, read_tables
-from heddle_calibrate.profiles import encode_profile
-from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_sim.profile_files import Profile, ProfileError
 
 MODELS = {
     "qwen3-8b": ModelSpec(table="Qwen3-8B", vocabulary=151_936, hidden=4096, kv_heads=8),
@@ -58,6 +61,41 @@ def _tables(perf: Path, card: GpuTables) -> KernelTables:
     return found if card.link_factor == 1.0 else found.with_slower_links(card.link_factor)
 
 
+def layouts_of(tables: KernelTables, model: str) -> list[str]:
+    """Layouts of a model that there are rows for, in their order."""
+    rows = tables.capacity[tables.capacity["model"] == model]
+    return list(dict.fromkeys(rows["layout"]))
+
+
+def read_tables(
+    perf: Path, gpu_file: str, *, files: str = "", backend: str = "vllm"
+) -> KernelTables:
+    """Read the four tables of a GPU class (``gpu_file`` as in the column ``gpu``, ``h100_sxm``).
+
+    `files` is what the names of its files begin with, where that is not
+    ``aiconfigurator_<gpu_file>``.
+    """
+    files = files or f"aiconfigurator_{gpu_file}"
+
+    def read(name: str) -> pd.DataFrame:
+        frame = pd.read_csv(perf / name)
+        frame = frame[(frame["backend"] == backend) & (frame["gpu"] == gpu_file)]
+        return frame.assign(layout=[_layout(row) for row in frame.to_dict("records")])
+
+    return KernelTables(
+        decode=read(f"{files}.csv"),
+        prefill=read(f"{files}_prefill.csv"),
+        mixed=read("aiconfigurator_mixed_step.csv"),
+        capacity=read(f"{files}_kv_capacity.csv"),
+    )
+
+
+def _layout(row: Mapping[Hashable, Any]) -> str:
+    """The layout of a row; tables of dense models have no column but `tp`."""
+    dp, ep = (int(row.get(column) or 1) for column in ("attention_dp", "moe_ep"))
+    return layout_name(EngineShape("", int(row["tp"]), ep=ep, dp=dp))
+
+
 def fit_tables(perf: Path, version: str = "0.12.0") -> dict[tuple[str, str], Profile]:
     """Fit every model and GPU class of the tables, without host time."""
     fitted: dict[tuple[str, str], Profile] = {}
@@ -69,7 +107,7 @@ def fit_tables(perf: Path, version: str = "0.12.0") -> dict[tuple[str, str], Pro
             for model, spec in MODELS.items():
                 if bool((tables.mixed["model"] == spec.table).any()) is not mixed:
                     continue
-                layouts = tables.layouts_of(spec.table)
+                layouts = layouts_of(tables, spec.table)
                 if not layouts:
                     continue
                 one = fit_kernels(
@@ -123,7 +161,7 @@ def write_profiles(profiles: Sequence[Profile], out: Path) -> list[Path]:
     return paths
 
 
-@click.command()
+@click.command("from-tables")
 @click.option(
     "--perf",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -136,7 +174,7 @@ def write_profiles(profiles: Sequence[Profile], out: Path) -> list[Path]:
     required=True,
     help="Folder for the profile files.",
 )
-def main(perf: Path, out: Path) -> None:
+def command(perf: Path, out: Path) -> None:
     """Fit latency profiles from performance tables."""
     try:
         paths = write_profiles(make_profiles(perf), out)
@@ -144,7 +182,3 @@ def main(perf: Path, out: Path) -> None:
         raise click.ClickException(f"cannot fit from {perf}: {type(e).__name__}: {e}") from e
     for path in paths:
         click.echo(path)
-
-
-if __name__ == "__main__":
-    main()

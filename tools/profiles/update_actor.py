@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from heddle_calibrate.fit.published_rows import read_lines
-from heddle_calibrate.fit.training_rows import COLUMNS, model_name
+from heddle_calibrate.serving.published_rows import read_lines
 from heddle_sim.trained_models import MODELS
 from heddle_sim.training import Backend, TrainingProfile
+from tools.profiles.training_rows import COLUMNS, model_name
 
 MINI_BATCHES = 16
 """Optimizer steps in each of verl's update_actor phases (docs/advance/fully_async.md)."""
