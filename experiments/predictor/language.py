@@ -7,31 +7,25 @@ increasing quantiles. The context holds the texts of a trajectory where they are
 states sizes and tools in words.
 """
 
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
+import torch
+import transformers
 
-from heddle_predict.artefact import Artefact, leaves_folder, no_path
-from heddle_predict.contexts import Texts, context_of, read_texts
+from experiments.predictor.contexts import Texts, context_of, read_texts
+from experiments.predictor.recurrent import FARTHEST
+from experiments.predictor.sequence import shifted
 from heddle_predict.corpus import Source, check_groups, vocabulary_of
 from heddle_predict.errors import PredictError
 from heddle_predict.examples import Examples, examples
-from heddle_predict.fit import artefact_of
-from heddle_predict.model import Floats
-from heddle_predict.optional import needed
+from heddle_predict.model import Floats, Vocabulary
 from heddle_predict.play import Pace
-from heddle_predict.quantiles import LEVELS, shifted
-from heddle_predict.recurrent import FARTHEST
+from heddle_predict.quantiles import LEVELS
 from heddle_trace.schema import TrajectoryScript
-
-_BACKBONE: Final = "backbone/"
-_WHAT: Final = "the language model"
-_HEAD: Final = ("hidden_weight", "hidden_bias", "head_weight", "head_bias", "centre", "spread")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +47,6 @@ class LanguageFit:
 class _Network:
     """Base, tokenizer and head, on one device."""
 
-    torch: Any
     base: Any
     tokenizer: Any
     hidden: Any
@@ -64,7 +57,7 @@ class _Network:
 
     def outputs(self, contexts: Sequence[str], rows: Floats) -> Any:
         """Rising quantiles, (contexts, levels)."""
-        torch, device = self.torch, self.base.device
+        device = self.base.device
         ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in contexts]
         # The latest text is at the end; the prompt, at the front, is cut first.
         ids = [found[-self.context_tokens :] or [0] for found in ids]
@@ -84,25 +77,43 @@ class _Network:
         return torch.cumsum(torch.cat((out[:, :1], rises), dim=1), dim=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LanguageModel:
+    """A fine-tuned language model with its head."""
+
+    vocabulary: Vocabulary
+    network: _Network
+    shifts: Floats
+    error: float
+    """Weighted root mean squared error of the logarithm, on groups left out."""
+
+    def answer(
+        self, source: Source, pace: Pace, texts: Sequence[Path] = ()
+    ) -> tuple[Examples, Floats]:
+        """Play a source; return its questions with quantiles of the remaining tokens."""
+        questions = examples(source.scripts, self.vocabulary, pace)
+        contexts = _contexts(questions, source.scripts, read_texts(texts))
+        found = _answers(self.network, contexts, questions.rows) + self.shifts
+        logs = np.clip(found, -12.0, 12.0) + questions.survival[:, None]
+        return questions, np.maximum(np.exp(logs), 1.0)
+
+
 def fit_language(
     sources: Sequence[Source],
     *,
     base: Path,
     texts: Sequence[Path],
     seed: int,
-    command: str,
     settings: LanguageFit | None = None,
-) -> Artefact:
+) -> LanguageModel:
     """Fine-tune the language model in the folder `base` on traces.
 
     Raises:
-        PredictError: torch or transformers is absent, the folder holds no causal language model
-            with safe weights, or the traces have too few groups.
+        PredictError: the folder holds no causal language model with safe weights, or the traces
+            have too few groups.
     """
     settings = settings or LanguageFit()
     check_groups(sources)
-    torch = needed("torch", _WHAT)
-    needed("transformers", _WHAT)
     vocabulary = vocabulary_of(sources)
     parts = [examples(source.scripts, vocabulary, Pace()) for source in sources]
     seen = Examples.joined(parts)
@@ -116,7 +127,6 @@ def fit_language(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = _begun(
-            torch,
             base,
             settings,
             centre=seen.rows[~held].mean(axis=0),
@@ -126,47 +136,7 @@ def fit_language(
     checking = np.flatnonzero(held)
     found = _answers(network, [contexts[i] for i in checking], seen.rows[checking])
     shifts, error = shifted(seen.targets[checking], found, seen.weights[checking])
-    return artefact_of(
-        sources,
-        kind="llm",
-        seed=seed,
-        command=command,
-        vocabulary=vocabulary,
-        examples=int((~held).sum()),
-        error=error,
-        settings={
-            "base": base.name,
-            "epochs": str(settings.epochs),
-            "context_tokens": str(settings.context_tokens),
-            "texts": ", ".join(path.name for path in texts) or "none",
-        },
-        arrays={"shifts": shifts, **_head_of(network)},
-        files=_files_of(network),
-    )
-
-
-def answering_language(
-    artefact: Artefact, label: Path, texts: Sequence[Path]
-) -> Callable[[Source, Pace], tuple[Examples, Floats]]:
-    """Load a language model from a model file; see `answering.Answer`.
-
-    Raises:
-        PredictError: the file is damaged, or torch or transformers is absent.
-    """
-    torch = needed("torch", _WHAT)
-    needed("transformers", _WHAT)
-    written = read_texts(texts)
-    network = _loaded(torch, artefact, label)
-    vocabulary, shifts = artefact.header.vocabulary(), artefact.arrays["shifts"]
-
-    def answer(source: Source, pace: Pace) -> tuple[Examples, Floats]:
-        questions = examples(source.scripts, vocabulary, pace)
-        contexts = _contexts(questions, source.scripts, written)
-        found = _answers(network, contexts, questions.rows) + shifts
-        logs = np.clip(found, -12.0, 12.0) + questions.survival[:, None]
-        return questions, np.maximum(np.exp(logs), 1.0)
-
-    return answer
+    return LanguageModel(vocabulary=vocabulary, network=network, shifts=shifts, error=error)
 
 
 def _contexts(questions: Examples, scripts: Sequence[TrajectoryScript], texts: Texts) -> list[str]:
@@ -178,10 +148,8 @@ def _contexts(questions: Examples, scripts: Sequence[TrajectoryScript], texts: T
     ]
 
 
-def _begun(
-    torch: Any, base: Path, settings: LanguageFit, centre: Floats, spread: Floats
-) -> _Network:
-    model, tokenizer = _opened(base, str(base))
+def _begun(base: Path, settings: LanguageFit, centre: Floats, spread: Floats) -> _Network:
+    model, tokenizer = _opened(base)
     nn, width = torch.nn, model.config.hidden_size
     hidden = nn.Linear(width + len(centre), settings.hidden)
     head = nn.Linear(settings.hidden, len(LEVELS))
@@ -191,7 +159,6 @@ def _begun(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     limit = getattr(model.config, "max_position_embeddings", settings.context_tokens)
     return _Network(
-        torch=torch,
         base=model.to(device),
         tokenizer=tokenizer,
         hidden=hidden.to(device),
@@ -202,12 +169,11 @@ def _begun(
     )
 
 
-def _opened(folder: Path, label: str) -> tuple[Any, Any]:
+def _opened(folder: Path) -> tuple[Any, Any]:
     """Open a folder of a model: only its own files, weights without code, no download."""
-    transformers = needed("transformers", _WHAT)
     if not (folder / "config.json").is_file():
         raise PredictError(
-            f"{label}: not a folder of a language model (it has no config.json); give one that "
+            f"{folder}: not a folder of a language model (it has no config.json); give one that "
             "transformers can load, with its tokenizer and model.safetensors"
         )
     options = {"local_files_only": True, "trust_remote_code": False}
@@ -218,7 +184,7 @@ def _opened(folder: Path, label: str) -> tuple[Any, Any]:
         )
     except Exception as error:  # transformers raises errors of many types
         said = str(error).partition("\n")[0]
-        raise PredictError(f"{label}: transformers cannot load it: {said}") from None
+        raise PredictError(f"{folder}: transformers cannot load it: {said}") from None
     return model, tokenizer
 
 
@@ -230,7 +196,6 @@ def _train(
     rng: np.random.Generator,
     settings: LanguageFit,
 ) -> None:
-    torch = network.torch
     heads = [*network.hidden.parameters(), *network.head.parameters()]
     optimiser = torch.optim.AdamW(
         [
@@ -260,84 +225,8 @@ def _train(
 def _answers(network: _Network, contexts: Sequence[str], rows: Floats) -> Floats:
     network.base.eval()
     found = [np.empty((0, len(LEVELS)))]
-    with network.torch.no_grad():
+    with torch.no_grad():
         for i in range(0, len(contexts), 32):
             out = network.outputs(contexts[i : i + 32], rows[i : i + 32])
             found.append(out.double().cpu().numpy())
     return np.concatenate(found)
-
-
-def _head_of(network: _Network) -> dict[str, Any]:
-    parts = {
-        "hidden_weight": network.hidden.weight,
-        "hidden_bias": network.hidden.bias,
-        "head_weight": network.head.weight,
-        "head_bias": network.head.bias,
-    }
-    arrays = {name: part.detach().cpu().numpy() for name, part in parts.items()}
-    context = np.array([network.context_tokens])
-    return {**arrays, "centre": network.centre, "spread": network.spread, "context": context}
-
-
-def _files_of(network: _Network) -> dict[str, bytes]:
-    """The fine-tuned base as files: configuration, tokenizer, weights as safetensors."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        network.base.save_pretrained(folder)
-        network.tokenizer.save_pretrained(folder)
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        return {f"{_BACKBONE}{p.relative_to(folder).as_posix()}": p.read_bytes() for p in paths}
-
-
-@contextmanager
-def _unpacked(files: Mapping[str, bytes], label: Path) -> Iterator[Path]:
-    """Write a model's files into a temporary folder, or none if a path would leave it."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary).resolve()
-        targets = {name: (folder / name.removeprefix(_BACKBONE)).resolve() for name in files}
-        for name, target in targets.items():
-            if leaves_folder(name) or not target.is_relative_to(folder):
-                raise PredictError(no_path(label, name))
-        for name, target in targets.items():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(files[name])
-        yield folder
-
-
-def _loaded(torch: Any, artefact: Artefact, label: Path) -> _Network:
-    arrays, nn = artefact.arrays, torch.nn
-    lacking = [name for name in (*_HEAD, "context", "shifts") if name not in arrays]
-    if lacking:
-        raise PredictError(f"{label}: damaged: it holds no array {lacking[0]!r}")
-    with _unpacked(artefact.files, label) as folder:
-        model, tokenizer = _opened(folder, str(label))
-    columns = len(artefact.header.features)
-    width, levels = arrays["hidden_weight"].shape[0], len(artefact.header.levels)
-    shapes = {
-        "hidden_weight": (width, model.config.hidden_size + columns),
-        "hidden_bias": (width,),
-        "head_weight": (levels, width),
-        "head_bias": (levels,),
-        "centre": (columns,),
-        "spread": (columns,),
-        "shifts": (levels,),
-    }
-    for name, shape in shapes.items():
-        if arrays[name].shape != shape:
-            raise PredictError(f"{label}: damaged: {name} has shape {arrays[name].shape}")
-    hidden, head = nn.Linear(shapes["hidden_weight"][1], width), nn.Linear(width, levels)
-    with torch.no_grad():
-        for part, name in ((hidden, "hidden"), (head, "head")):
-            part.weight.copy_(torch.from_numpy(arrays[f"{name}_weight"]))
-            part.bias.copy_(torch.from_numpy(arrays[f"{name}_bias"]))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return _Network(
-        torch=torch,
-        base=model.to(device),
-        tokenizer=tokenizer,
-        hidden=hidden.to(device),
-        head=head.to(device),
-        centre=arrays["centre"],
-        spread=arrays["spread"],
-        context_tokens=int(arrays["context"][0]),
-    )

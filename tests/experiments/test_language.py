@@ -7,13 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heddle_predict.answering import answering
-from heddle_predict.artefact import read_artefact, write_artefact
-from heddle_predict.contexts import StepText, TrajectoryText, context_of, read_texts
+from experiments.predictor.contexts import StepText, TrajectoryText, context_of, read_texts
 from heddle_predict.corpus import split
 from heddle_predict.errors import PredictError
-from heddle_predict.models import model_from
 from heddle_predict.play import Pace
+from heddle_predict.quantiles import LEVELS
 from tests.predict.made import script, synthetic
 
 LIFE = [(20, 5, True), (30, 700, False), (40, 0, True)]
@@ -81,9 +79,9 @@ def test_texts_are_read_line_by_line(tmp_path: Path):
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A causal language model of the family the paper used, of a few thousand random weights."""
-    torch = pytest.importorskip("torch", reason="language models need torch: heddle-rl[learn]")
+    torch = pytest.importorskip("torch", reason="language models need torch: heddle-rl[train]")
     transformers = pytest.importorskip(
-        "transformers", reason="language models need transformers: heddle-rl[learn]"
+        "transformers", reason="language models need transformers: heddle-rl[train]"
     )
     tokenizers = pytest.importorskip("tokenizers", reason="comes with transformers")
     folder = tmp_path_factory.mktemp("tiny")
@@ -111,62 +109,42 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(base: Path, tmp_path_factory: pytest.TempPathFactory):
-    from heddle_predict.language import LanguageFit, fit_language
+def model(base: Path):
+    from experiments.predictor.language import LanguageFit, fit_language
 
     seen, held = split(synthetic(), share=0.3, seed=1)
     settings = LanguageFit(epochs=1, most_questions=240, context_tokens=96)
-    path = tmp_path_factory.mktemp("fitted") / "lm.heddle"
-    artefact = fit_language(
-        [seen], base=base, texts=[], seed=1, command="made in a test", settings=settings
-    )
-    write_artefact(path, artefact)
-    return path, artefact, held
+    return fit_language([seen], base=base, texts=[], seed=1, settings=settings), held
 
 
-def test_a_fine_tuned_model_is_read_back_and_answers_the_same(model):
-    from heddle_predict.language import answering_language
-
-    path, artefact, held = model
-    read = read_artefact(path)
-    asked, quantiles = answering(read, path)(held, Pace())
-    assert quantiles.shape == (len(asked), len(read.header.levels))
+def test_a_fine_tuned_model_answers_with_rising_quantiles(model):
+    fitted, held = model
+    asked, quantiles = fitted.answer(held, Pace())
+    assert quantiles.shape == (len(asked), len(LEVELS))
     assert (np.diff(quantiles, axis=1) >= -1e-6 * quantiles[:, 1:]).all()
     assert (quantiles >= 1.0).all()
-    again = answering_language(artefact, path, [])(held, Pace())[1]
-    assert np.allclose(again, quantiles, rtol=1e-4)
-    assert read.header.settings["base"].startswith("tiny")
-    assert "backbone/model.safetensors" in read.files
-    assert not [name for name in read.files if name.endswith((".bin", ".pt", ".pkl", ".py"))]
 
 
 def test_what_is_read_decides_the_answer(model, tmp_path: Path):
     """Other words in the context, other estimates: the base is not there for show."""
-    path, _, held = model
+    fitted, held = model
     texts = tmp_path / "t.jsonl"
     lines = [
         {"trajectory_id": s.id, "prompt": "task failed sandbox 700 tokens " * 5, "steps": []}
         for s in held.scripts
     ]
     texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    read = read_artefact(path)
-    plain = answering(read, path)(held, Pace())[1]
-    told = answering(read, path, [texts])(held, Pace())[1]
+    plain = fitted.answer(held, Pace())[1]
+    told = fitted.answer(held, Pace(), [texts])[1]
     assert not np.allclose(plain, told)
 
 
-def test_the_simulator_refuses_a_language_model(model):
-    path, _, _ = model
-    with pytest.raises(PredictError, match="answers in a prediction service, not in the simulator"):
-        model_from(read_artefact(path), path)
-
-
 def test_a_folder_that_is_no_language_model_is_refused(base: Path, tmp_path: Path):
-    from heddle_predict.language import fit_language
+    from experiments.predictor.language import fit_language
 
     def refused(folder: Path, said: str) -> None:
         with pytest.raises(PredictError, match=said):
-            fit_language([synthetic()], base=folder, texts=[], seed=0, command="")
+            fit_language([synthetic()], base=folder, texts=[], seed=0)
 
     refused(tmp_path, "not a folder of a language model")
     for file in base.iterdir():
@@ -177,41 +155,3 @@ def test_a_folder_that_is_no_language_model_is_refused(base: Path, tmp_path: Pat
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     refused(tmp_path, "transformers cannot load it")
-
-
-def test_a_damaged_head_is_refused(model):
-    path, _, _ = model
-    read = read_artefact(path)
-    arrays = dict(read.arrays)
-    object.__setattr__(read, "arrays", {k: v for k, v in arrays.items() if k != "shifts"})
-    with pytest.raises(PredictError, match="holds no array 'shifts'"):
-        answering(read, path)
-    object.__setattr__(read, "arrays", arrays | {"centre": arrays["centre"][:3]})
-    with pytest.raises(PredictError, match="damaged: centre has shape"):
-        answering(read, path)
-
-
-def test_files_of_a_model_are_written_into_its_temporary_folder_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from heddle_predict.language import _unpacked
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    outside = tmp_path / "outside.txt"
-    for name in (f"backbone/{outside}", str(outside), "backbone/../outside.txt", "../outside.txt"):
-        files = {"backbone/config.json": b"{}", name: b"evil"}
-        with (
-            pytest.raises(PredictError, match=r"lm\.heddle: .* not a path inside a folder"),
-            _unpacked(files, Path("lm.heddle")),
-        ):
-            pass
-    assert list(tmp_path.iterdir()) == []
-    with _unpacked({"backbone/a/config.json": b"{}"}, Path("lm.heddle")) as folder:
-        assert (folder / "a" / "config.json").read_bytes() == b"{}"
-
-
-def test_the_other_kinds_read_no_text():
-    from tests.predict.made import artefact
-
-    with pytest.raises(PredictError, match="kind trees reads no text"):
-        answering(artefact(), Path("m.heddle"), [Path("t.jsonl")])

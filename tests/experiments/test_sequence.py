@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 
-from heddle_predict.artefact import read_artefact, write_artefact
+from experiments.predictor.recurrent import NAMES, Recurrent
 from heddle_predict.corpus import split
 from heddle_predict.examples import answers, examples
-from heddle_predict.fit import fit, prepared
+from heddle_predict.fit import prepared
 from heddle_predict.measures import correlation
-from heddle_predict.models import SequenceModel, model_from
 from heddle_predict.play import Pace, play
 from heddle_predict.quantiles import LEVELS
-from heddle_predict.recurrent import NAMES, Recurrent
 from tests.predict.made import all_quantiles, fitted, synthetic
 
-torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[learn]")
+torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[train]")
 
-from heddle_predict import sequence  # noqa: E402 -- only where torch is
+from experiments.predictor import sequence  # noqa: E402 -- only where torch is
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +35,14 @@ def test_it_learns_from_siblings_and_steps(learned):
     middle = np.log(quantiles[late, LEVELS.index(0.5)])
     truth = np.log(test.remaining[late])
     assert correlation(middle, truth) > max(0.25, correlation(test.survival[late], truth))
-    assert 1 <= found.rounds <= 6
+    assert 1 <= found.epochs <= 6
     assert 0.3 < found.error < 2.0
 
 
 def test_numpy_answers_as_torch_does():
     columns, size = 7, sequence.STATE
     rng = np.random.default_rng(2)
-    trainer = sequence._Trainer(torch, 3, rng.normal(size=columns), np.full(columns, 2.0))
+    trainer = sequence._Trainer(3, rng.normal(size=columns), np.full(columns, 2.0))
     network = trainer.network()
     rows = rng.normal(size=(5, 4, columns))
     scaled = torch.from_numpy(((rows - network.centre) / network.spread).astype(np.float32))
@@ -75,17 +73,13 @@ def test_training_uses_the_questions_of_a_run(learned):
     assert all(len(predictor._observations) == 0 for predictor in asked.predictors)
 
 
-def test_a_model_file_holds_it_without_torch(tmp_path, monkeypatch):
+def test_the_same_fit_gives_the_same_network(monkeypatch):
     monkeypatch.setattr(sequence, "EPOCHS", 1)
-    artefact = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
-    path = tmp_path / "m.heddle"
-    write_artefact(path, artefact)
-    model = model_from(read_artefact(path), path)
-    assert isinstance(model, SequenceModel)
-    assert model.network.initial_state().shape == (sequence.STATE,)
-    again = fit([synthetic()], kind="sequence", seed=2, command="made in a test")
-    for name, array in artefact.arrays.items():
-        assert np.array_equal(array, again.arrays[name]), name
+    vocabulary, asked, augmented = prepared([synthetic()], 2)
+    first, second = (sequence.fit_sequence(asked, augmented, vocabulary, 2) for _ in range(2))
+    for name in NAMES:
+        one, other = (getattr(each.model.network, name) for each in (first, second))
+        assert np.array_equal(one, other), name
 
 
 @pytest.mark.parametrize(
@@ -106,3 +100,14 @@ def test_arrays_that_are_no_network_are_refused(name, bad, said):
 
 def test_trees_and_network_look_at_the_same_rows(learned):
     assert learned[0].model.vocabulary.names()[:37] == fitted().vocabulary.names()[:37]
+
+
+def test_shifts_give_each_quantile_its_share_and_keep_them_in_order():
+    rng = np.random.default_rng(1)
+    truths = rng.normal(2.0, 1.0, 4000)
+    found = np.tile(np.linspace(-0.3, 0.3, len(LEVELS)), (4000, 1))
+    shifts, error = sequence.shifted(truths, found, np.ones(4000))
+    shares = (truths[:, None] <= found + shifts).mean(axis=0)
+    assert np.allclose(shares, LEVELS, atol=0.01)
+    assert (np.diff((found + shifts)[0]) >= 0).all()
+    assert error == pytest.approx(1.0, abs=0.05)

@@ -1,15 +1,17 @@
 """A recurrent network over a trajectory's steps: torch trains it, inference uses numpy alone."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from experiments.predictor.recurrent import FARTHEST, NAMES, Recurrent
 from heddle_predict.examples import Examples
-from heddle_predict.model import Floats, Vocabulary
-from heddle_predict.models import Fitted, SequenceModel
-from heddle_predict.optional import needed
-from heddle_predict.quantiles import LEVELS, shifted
-from heddle_predict.recurrent import FARTHEST, NAMES, Recurrent
+from heddle_predict.model import Floats, RowQuantile, Vocabulary
+from heddle_predict.quantiles import LEVELS, weighted_quantiles
 
 STATE: Final = 24
 HIDDEN: Final = 32
@@ -24,18 +26,55 @@ _DROPPED: Final = 0.15
 _LEFT_OUT: Final = 0.2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceModel:
+    """A recurrent network over the rows of a trajectory."""
+
+    vocabulary: Vocabulary
+    levels: tuple[float, ...]
+    network: Recurrent
+    shifts: Floats
+    """Added to each quantile: the correction found on held-out groups."""
+
+    def initial_state(self) -> Floats:
+        """The network's first state."""
+        return self.network.initial_state()
+
+    def update(self, states: Floats, rows: Floats) -> Floats:
+        """See `Model`."""
+        return self.network.update(states, rows)
+
+    def quantiles(self, states: Floats, rows: Floats) -> Floats:
+        """See `Model`."""
+        return np.asarray(self.network.quantiles(states, rows) + self.shifts)
+
+    def row_quantile(self, level: int) -> RowQuantile:
+        """See `Model`."""
+
+        def quantile(state: Floats, row: Sequence[float]) -> float:
+            return float(self.quantiles(state[None], np.array([row]))[0, level])
+
+        return quantile
+
+
+@dataclass(frozen=True, slots=True)
+class FittedSequence:
+    """A network, and the results of its training."""
+
+    model: SequenceModel
+    epochs: int
+    error: float
+    """Weighted root mean squared error of the logarithm, on groups left out."""
+
+
 def fit_sequence(
     seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
-) -> Fitted[SequenceModel]:
+) -> FittedSequence:
     """Learn from `seen`, and from `augmented` with the weight of a hundred trajectories.
 
     A fifth of the groups is held out. They determine when training stops, and the shift of each
     quantile.
-
-    Raises:
-        PredictError: torch is not installed.
     """
-    torch = needed("torch", "the sequence model")
     rng = np.random.default_rng([seed, 5])
     groups = rng.permutation(np.unique(seen.group))
     apart = groups[: max(1, round(_LEFT_OUT * len(groups)))]
@@ -49,14 +88,14 @@ def fit_sequence(
         training = Examples.joined([training, augmented])
     centre, spread = training.rows.mean(axis=0), training.rows.std(axis=0)
     spread = np.where(spread > 1e-6, spread, 1.0)
-    trainer = _Trainer(torch, seed, centre, spread)
+    trainer = _Trainer(seed, centre, spread)
     epochs = trainer.train(training, weights / weights.mean(), checking)
     found = trainer.answers(checking)
     shifts, error = shifted(checking.targets, found, checking.weights)
     model = SequenceModel(
         vocabulary=vocabulary, levels=LEVELS, network=trainer.network(), shifts=shifts
     )
-    return Fitted(model, epochs, error)
+    return FittedSequence(model, epochs, error)
 
 
 def by_run(questions: Examples) -> list[Any]:
@@ -69,8 +108,7 @@ def by_run(questions: Examples) -> list[Any]:
 class _Trainer:
     """The network in torch, its training, and its weights as arrays."""
 
-    def __init__(self, torch: Any, seed: int, centre: Floats, spread: Floats) -> None:
-        self._torch = torch
+    def __init__(self, seed: int, centre: Floats, spread: Floats) -> None:
         self._rng = np.random.default_rng([seed, 6])
         self._generator = torch.Generator().manual_seed(seed)
         self._centre, self._spread = centre, spread
@@ -88,7 +126,6 @@ class _Trainer:
 
     def train(self, seen: Examples, weights: Floats, checking: Examples) -> int:
         """Train until the held-out loss stops falling; return the epochs of the best weights."""
-        torch = self._torch
         parameters = [p for part in self._parts for p in part.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
         runs = by_run(seen)
@@ -123,7 +160,7 @@ class _Trainer:
         """Quantiles of the targets, one line for each question."""
         found = np.empty((len(questions), len(LEVELS)))
         runs = by_run(questions)
-        with self._torch.no_grad():
+        with torch.no_grad():
             for i in range(0, len(runs), 256):
                 lines = runs[i : i + 256]
                 found[np.concatenate(lines)] = self._outputs(questions, lines).numpy()
@@ -153,7 +190,6 @@ class _Trainer:
 
     def _outputs(self, questions: Examples, lines: list[Any], *, training: bool = False) -> Any:
         """Run a batch of trajectories; outputs in the order of the lines."""
-        torch = self._torch
         taken = [run[questions.queued[run] & (questions.step[run] > 0)] for run in lines]
         longest = max(len(run) for run in taken)
         inputs = torch.zeros((len(lines), max(longest, 1), len(self._centre)))
@@ -175,7 +211,6 @@ class _Trainer:
         return torch.cumsum(torch.cat((out[:, :1], rises), dim=1), dim=1)
 
     def _loss(self, seen: Examples, lines: list[Any], weights: Floats) -> Any:
-        torch = self._torch
         every = np.concatenate(lines)
         truths = torch.from_numpy(seen.targets[every].astype(np.float32))[:, None]
         wrong = truths - self._outputs(seen, lines, training=True)
@@ -190,4 +225,23 @@ class _Trainer:
 
     def _scaled(self, rows: Floats) -> Any:
         scaled = np.clip((rows - self._centre) / self._spread, -FARTHEST, FARTHEST)
-        return self._torch.from_numpy(scaled.astype(np.float32))
+        return torch.from_numpy(scaled.astype(np.float32))
+
+
+def shifted(
+    truths: NDArray[Any], found: NDArray[Any], weights: NDArray[Any]
+) -> tuple[NDArray[np.float64], float]:
+    """By how much to shift each quantile so that it holds its share of `truths`, and what is left.
+
+    `found` are the answers, (truths, levels). Shifts keep quantiles in order: no upper one is
+    shifted down by more than the one below it. The second number is the weighted root mean squared
+    error of the median after its shift.
+    """
+    wrong = truths[:, None] - found
+    each = [weighted_quantiles(wrong[:, i], weights, [level]) for i, level in enumerate(LEVELS)]
+    shifts = np.concatenate(each)
+    middle = LEVELS.index(0.5)
+    shifts[middle:] = np.maximum.accumulate(shifts[middle:])
+    shifts[: middle + 1] = np.minimum.accumulate(shifts[middle::-1])[::-1]
+    square = np.square(wrong[:, middle] - shifts[middle])
+    return shifts, float(np.sqrt(np.average(square, weights=weights)))
