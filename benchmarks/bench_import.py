@@ -83,15 +83,15 @@ def claude_code(n: int) -> str:
     )
 
 
-def tau_bench(n: int) -> str:
-    """One item of one JSON array."""
-    traj = [
+def openai_chat_array(n: int) -> str:
+    """One conversation of one JSON array."""
+    messages = [
         {"role": "system", "content": TEXT},
         {"role": "user", "content": WORDS},
         {"role": "assistant", "content": WORDS},
         {"role": "user", "content": TEXT},
     ]
-    run = {"task_id": n, "trial": 0, "reward": 1.0, "traj": traj}
+    run = {"id": f"c{n}", "task_id": f"{n}", "reward": 1.0, "messages": messages}
     return ("[" if n == 0 else ",\n") + json.dumps(run)
 
 
@@ -100,7 +100,7 @@ KINDS: Mapping[str, tuple[Callable[[int], str], str]] = {
     "dynamo": (dynamo, ""),
     "openai-chat": (openai_chat, ""),
     "claude-code": (claude_code, ""),
-    "tau-bench": (tau_bench, "]"),
+    "openai-chat in an array": (openai_chat_array, "]"),
 }
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from heddle_calibrate.fit.closed_loop import LoopResult, replay_on_engine
-from heddle_calibrate.fit.host import (
+from heddle_calibrate.fit.kernel_profile import HostFit
+from heddle_sim.profile_files import Profile, load_profile
+from tools.profiles.closed_loop import LoopResult, replay_on_engine
+from tools.profiles.host import (
     FIT_TPS,
-    HostFit,
     MeasuredRun,
     fit_host,
     ground_truth_tables,
@@ -27,7 +28,6 @@ from heddle_calibrate.fit.host import (
     measured_runs,
     replayed,
 )
-from heddle_sim.profile_files import Profile, load_profile
 
 TARGET_PCT = 4.0
 RAMP_S = 0.05

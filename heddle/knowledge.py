@@ -142,7 +142,7 @@ def load_predictor_model(name: str) -> LoadedModel:
     """Read the model that a configuration names.
 
     Raises:
-        PredictError: its file is no model, damaged, of another version, or a language model.
+        PredictError: its file is no model, damaged, or of another version or kind.
         OSError: it cannot be read.
     """
     path = shipped_model() if name == SHIPPED else Path(name)

@@ -8,11 +8,12 @@ import errno
 import io
 import math
 import os
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -25,7 +26,6 @@ from heddle_core.estimate.history import Levels
 from heddle_predict.errors import PredictError
 from heddle_predict.model import Vocabulary
 
-Kind: TypeAlias = Literal["trees", "sequence", "llm"]
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 SCHEMA: Final = "heddle.model"
@@ -34,9 +34,8 @@ SUFFIX: Final = ".heddle"
 
 _HEADER: Final = "header.json"
 _ARRAYS: Final = "arrays/"
-_FILES: Final = "files/"
+_ARRAY_NAME: Final = re.compile(r"arrays/[\w.]+\.npy")
 _MOST_HEADER_BYTES: Final = 4 << 20
-_MOST_BYTES: Final = 64 << 30  # a language model and its optimiser's patience end before this
 _SMALL_BYTES: Final = 128 << 20
 _MOST_RATIO: Final = 8
 """All members unpacked are at most so large, and so many times the file: numbers pack badly."""
@@ -67,7 +66,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The header of a model file."""
 
     schema: str
-    kind: Kind
+    kind: Literal["trees"]
     heddle: str
     """Version of Heddle that wrote it."""
     command: str
@@ -98,8 +97,6 @@ class Artefact:
 
     header: Header
     arrays: Arrays
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """A language model's own files, by path."""
     sha256: str = ""
     """Of the whole file, once it has been one."""
 
@@ -114,7 +111,6 @@ def write_artefact(path: Path, artefact: Artefact) -> str:
     if path.suffix != SUFFIX:
         raise PredictError(f"{path}: a model file must be named *{SUFFIX}")
     members = {f"{_ARRAYS}{name}.npy": _packed(a) for name, a in artefact.arrays.items()}
-    members |= {f"{_FILES}{name}": data for name, data in artefact.files.items()}
     hashes = {name: sha256(data).hexdigest() for name, data in members.items()}
     header = msgspec.structs.replace(artefact.header, hashes=hashes)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -153,13 +149,11 @@ def read_artefact(path: Path) -> Artefact:
         raise PredictError(_no_zip(path, error)) from None
     except (*_DAMAGE, ValueError) as error:
         raise PredictError(_no_zip(path, error)) from None
-    arrays, files = {}, {}
-    for name, data in members.items():
-        if name.startswith(_ARRAYS):
-            arrays[name.removeprefix(_ARRAYS).removesuffix(".npy")] = _array(path, name, data)
-        else:
-            files[name.removeprefix(_FILES)] = data
-    return Artefact(header=header, arrays=arrays, files=files, sha256=_hash_of(path))
+    arrays = {
+        name.removeprefix(_ARRAYS).removesuffix(".npy"): _array(path, name, data)
+        for name, data in members.items()
+    }
+    return Artefact(header=header, arrays=arrays, sha256=_hash_of(path))
 
 
 def _check_packing(file: zipfile.ZipFile) -> None:
@@ -176,9 +170,10 @@ def _header(path: Path, file: zipfile.ZipFile) -> Header:
         raise PredictError(f"{path}: not a model of Heddle (its {_HEADER} is too large)")
     data = file.read(_HEADER)
     try:
-        schema = msgspec.json.decode(data, type=_Named).schema
+        named = msgspec.json.decode(data, type=_Named)
     except msgspec.MsgspecError:
-        schema = ""
+        named = _Named(schema="")
+    schema = named.schema
     name, _, version = schema.partition("/")
     if name != SCHEMA or not version.isdecimal():
         raise PredictError(f"{path}: its schema is {schema!r}, not {SCHEMA}/{VERSION}")
@@ -186,6 +181,11 @@ def _header(path: Path, file: zipfile.ZipFile) -> Header:
         raise PredictError(
             f"{path}: its schema is {schema}, newer than the {SCHEMA}/{VERSION} that this Heddle "
             "reads; update Heddle, or fit the model again with this one"
+        )
+    if named.kind != "trees":
+        raise PredictError(
+            f"{path}: is a model of kind {named.kind!r}, and this Heddle reads trees alone; fit it "
+            "again with `heddle predict fit`"
         )
     try:
         header = msgspec.json.decode(data, type=Header)
@@ -197,6 +197,7 @@ def _header(path: Path, file: zipfile.ZipFile) -> Header:
 
 class _Named(msgspec.Struct):
     schema: str
+    kind: str = "trees"
 
 
 def _check(path: Path, header: Header) -> None:
@@ -231,32 +232,17 @@ def _check_sizes(path: Path, file: zipfile.ZipFile, header: Header) -> None:
 
 
 def _member(path: Path, file: zipfile.ZipFile, name: str, header: Header) -> bytes:
-    if not name.startswith((_ARRAYS, _FILES)) or leaves_folder(name):
-        raise PredictError(no_path(path, name))
+    if not _ARRAY_NAME.fullmatch(name):
+        raise PredictError(
+            f"{path}: damaged: it should hold {name!r}, which is no array of a model; "
+            "do not use this file unless you know its source"
+        )
     if name not in file.namelist():
         raise PredictError(f"{path}: damaged: it should hold {name!r}, and does not")
-    if file.getinfo(name).file_size > _MOST_BYTES:
-        raise PredictError(f"{path}: damaged: {name} would be too large")
     data = file.read(name)
     if sha256(data).hexdigest() != header.hashes[name]:
         raise PredictError(f"{path}: damaged: {name} is not what was written")
     return data
-
-
-def leaves_folder(name: str) -> bool:
-    """Whether a member's name could lead out of the folder that it is unpacked into.
-
-    On any system: an absolute path has an empty part, a drive a colon.
-    """
-    return any(part in ("", ".", "..") for part in name.split("/")) or bool({*"\\:\0"} & {*name})
-
-
-def no_path(path: Path, name: str) -> str:
-    """Return the message that refuses a model file because of a member's path."""
-    return (
-        f"{path}: damaged: it should hold {name!r}, which is not a path inside a folder; "
-        "do not use this file unless you know its source"
-    )
 
 
 def _array(path: Path, name: str, data: bytes) -> NDArray[Any]:

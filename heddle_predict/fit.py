@@ -1,15 +1,15 @@
 """From traces to a model file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from heddle_compiled import installed_version
-from heddle_predict.artefact import SCHEMA, VERSION, Arrays, Artefact, Header, Kind, TrainedOn
+from heddle_predict.artefact import SCHEMA, VERSION, Artefact, Header, TrainedOn
 from heddle_predict.corpus import Source, check_groups, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.model import Vocabulary
-from heddle_predict.models import Fitted, SequenceModel, TreesModel, arrays_of
+from heddle_predict.models import arrays_of
 from heddle_predict.quantiles import LEVELS
 from heddle_trace.history import levels_of
 from heddle_trace.schema import Trace
@@ -23,37 +23,46 @@ ENOUGH_ROWS = 30_000
 """Questions up to which a small source is played again in another order."""
 
 
-def fit(sources: Sequence[Source], *, kind: Kind, seed: int, command: str) -> Artefact:
-    """Learn to predict from traces; `kind` is trees or sequence.
+def fit(sources: Sequence[Source], *, seed: int, command: str) -> Artefact:
+    """Learn to predict from traces.
 
     Synthetic examples of other workloads are added, with the weight of a hundred trajectories.
     General relations (samples of a group are similar, failed calls are repeated) then need not be
     learned from a few groups.
 
     Raises:
-        PredictError: the traces have too few groups, or torch is needed and absent.
+        PredictError: the traces have too few groups.
     """
+    from heddle_predict.trees import fit_trees
+
     vocabulary, seen, augmented = prepared(sources, seed)
-    found: Fitted[TreesModel] | Fitted[SequenceModel]
-    if kind == "trees":
-        from heddle_predict.trees import fit_trees
-
-        found = fit_trees(seen, augmented, vocabulary, seed)
-    else:
-        from heddle_predict.sequence import fit_sequence
-
-        found = fit_sequence(seen, augmented, vocabulary, seed)
-    return artefact_of(
-        sources,
-        kind=kind,
-        seed=seed,
+    found = fit_trees(seen, augmented, vocabulary, seed)
+    header = Header(
+        schema=f"{SCHEMA}/{VERSION}",
+        kind="trees",
+        heddle=installed_version(),
         command=command,
-        vocabulary=vocabulary,
+        seed=seed,
+        trained_on=tuple(
+            TrainedOn(
+                name=source.name,
+                sha256=source.sha256,
+                trajectories=len(source.scripts),
+                groups=len(source.groups()),
+                dropped=source.dropped,
+            )
+            for source in sources
+        ),
         examples=len(seen),
-        error=found.error,
-        settings={"trees" if kind == "trees" else "epochs": str(found.rounds)},
-        arrays=arrays_of(found.model),
+        error=round(found.error, 6),
+        settings={"trees": str(found.rounds)},
+        levels=LEVELS,
+        features=vocabulary.names(),
+        tasks=dict(vocabulary.tasks),
+        anywhere=vocabulary.anywhere,
+        tools=vocabulary.tools,
     )
+    return Artefact(header=header, arrays=arrays_of(found.model))
 
 
 def prepared(sources: Sequence[Source], seed: int) -> tuple[Vocabulary, Examples, Examples]:
@@ -83,45 +92,3 @@ def augmentation_sources() -> list[Source]:
         strangers = tuple(replace(script, task="") for script in source.scripts)
         sources.append(replace(source, scripts=strangers))
     return sources
-
-
-def artefact_of(
-    sources: Sequence[Source],
-    *,
-    kind: Kind,
-    seed: int,
-    command: str,
-    vocabulary: Vocabulary,
-    examples: int,
-    error: float,
-    settings: Mapping[str, str],
-    arrays: Arrays,
-    files: Mapping[str, bytes] | None = None,
-) -> Artefact:
-    """Combine a model with the facts of its origin."""
-    header = Header(
-        schema=f"{SCHEMA}/{VERSION}",
-        kind=kind,
-        heddle=installed_version(),
-        command=command,
-        seed=seed,
-        trained_on=tuple(
-            TrainedOn(
-                name=source.name,
-                sha256=source.sha256,
-                trajectories=len(source.scripts),
-                groups=len(source.groups()),
-                dropped=source.dropped,
-            )
-            for source in sources
-        ),
-        examples=examples,
-        error=round(error, 6),
-        settings=dict(settings),
-        levels=LEVELS,
-        features=vocabulary.names(),
-        tasks=dict(vocabulary.tasks),
-        anywhere=vocabulary.anywhere,
-        tools=vocabulary.tools,
-    )
-    return Artefact(header=header, arrays=dict(arrays), files=files or {})

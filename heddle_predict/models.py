@@ -1,9 +1,9 @@
-"""Models of each kind as arrays, and their construction from a file; inference uses numpy alone."""
+"""Models as arrays, and their construction from a file; inference uses numpy alone."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,8 @@ import heddle_compiled
 from heddle_predict.artefact import Arrays, Artefact, Header
 from heddle_predict.errors import PredictError
 from heddle_predict.forest import Forest
-from heddle_predict.model import LOG_BOUND, Floats, Model, RowQuantile, Vocabulary
-from heddle_predict.recurrent import NAMES, Recurrent
+from heddle_predict.model import LOG_BOUND, Floats, RowQuantile, Vocabulary
 from heddle_predict.tree_walk import TreeWalk, WalkedQuantile
-
-M = TypeVar("M")
 
 _TYPES: Final[Mapping[str, Any]] = {
     "feature": np.int32,
@@ -80,78 +77,39 @@ class TreesModel:
         return quantile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceModel:
-    """A recurrent network over the rows of a trajectory."""
-
-    vocabulary: Vocabulary
-    levels: tuple[float, ...]
-    network: Recurrent
-    shifts: Floats
-    """Added to each quantile: the correction found on held-out groups."""
-
-    def initial_state(self) -> Floats:
-        """The network's first state."""
-        return self.network.initial_state()
-
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
-        return self.network.update(states, rows)
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
-        return np.asarray(self.network.quantiles(states, rows) + self.shifts)
-
-    def row_quantile(self, level: int) -> RowQuantile:
-        """See `Model`."""
-
-        def quantile(state: Floats, row: Sequence[float]) -> float:
-            return float(self.quantiles(state[None], np.array([row]))[0, level])
-
-        return quantile
-
-
 @dataclass(frozen=True, slots=True)
-class Fitted(Generic[M]):
+class Fitted:
     """A model, and the results of its training."""
 
-    model: M
+    model: TreesModel
     rounds: int
-    """Trees of each forest, or epochs of a network."""
+    """Trees of each forest."""
     error: float
     """Weighted root mean squared error of the logarithm, on groups left out."""
 
 
-def arrays_of(model: TreesModel | SequenceModel) -> dict[str, NDArray[Any]]:
+def arrays_of(model: TreesModel) -> dict[str, NDArray[Any]]:
     """Return all arrays of a model."""
-    if isinstance(model, SequenceModel):
-        return {"shifts": model.shifts, **{n: getattr(model.network, n) for n in NAMES}}
     forests = {"location": model.location, "log_spread": model.log_spread}
     parts = {f"{f}.{part}": getattr(forests[f], part) for f in forests for part in _TYPES}
     return {"errors": model.errors, **parts}
 
 
-def model_from(artefact: Artefact, label: str | Path) -> Model:
+def model_from(artefact: Artefact, label: str | Path) -> TreesModel:
     """Make a model for inference from a model file.
 
     Raises:
-        PredictError: the arrays do not fit together, or it is a language model.
+        PredictError: the arrays do not fit together.
     """
-    make = _MAKE.get(artefact.header.kind)
-    if make is None:
-        raise PredictError(
-            f"{label}: a language model answers in a prediction service, not in the simulator; "
-            "name a model of kind trees or sequence"
-        )
     try:
-        return make(artefact.header, artefact.arrays)
+        return _trees(artefact.header, artefact.arrays)
     except KeyError as error:
         raise PredictError(f"{label}: damaged: it holds no array {error}") from None
     except ValueError as error:
         raise PredictError(f"{label}: damaged: {error}") from None
 
 
-def _trees(header: Header, arrays: Arrays) -> Model:
+def _trees(header: Header, arrays: Arrays) -> TreesModel:
     def forest(name: str) -> Forest:
         parts = {part: _typed(arrays, f"{name}.{part}", kind) for part, kind in _TYPES.items()}
         return Forest.of(**parts, columns=len(header.features))
@@ -163,22 +121,6 @@ def _trees(header: Header, arrays: Arrays) -> Model:
         log_spread=forest("log_spread"),
         errors=_rising(arrays, "errors", len(header.levels)),
     )
-
-
-def _sequence(header: Header, arrays: Arrays) -> Model:
-    parts = {name: _typed(arrays, name, np.float64) for name in NAMES}
-    return SequenceModel(
-        vocabulary=header.vocabulary(),
-        levels=header.levels,
-        network=Recurrent.of(parts, columns=len(header.features), quantiles=len(header.levels)),
-        shifts=_per_level(arrays, "shifts", len(header.levels)),
-    )
-
-
-_MAKE: Final[Mapping[str, Callable[[Header, Arrays], Model]]] = {
-    "trees": _trees,
-    "sequence": _sequence,
-}
 
 
 def _rising(arrays: Arrays, name: str, count: int) -> NDArray[np.float64]:

@@ -18,22 +18,3 @@ def weighted_quantiles(
     share = np.cumsum(weights[order]) / weights.sum()
     at = np.minimum(np.searchsorted(share, levels), len(values) - 1)
     return np.asarray(values[order][at], np.float64)
-
-
-def shifted(
-    truths: NDArray[Any], found: NDArray[Any], weights: NDArray[Any]
-) -> tuple[NDArray[np.float64], float]:
-    """By how much to shift each quantile so that it holds its share of `truths`, and what is left.
-
-    `found` are the answers, (truths, levels). Shifts keep quantiles in order: no upper one is
-    shifted down by more than the one below it. The second number is the weighted root mean squared
-    error of the median after its shift.
-    """
-    wrong = truths[:, None] - found
-    each = [weighted_quantiles(wrong[:, i], weights, [level]) for i, level in enumerate(LEVELS)]
-    shifts = np.concatenate(each)
-    middle = LEVELS.index(0.5)
-    shifts[middle:] = np.maximum.accumulate(shifts[middle:])
-    shifts[: middle + 1] = np.minimum.accumulate(shifts[middle::-1])[::-1]
-    square = np.square(wrong[:, middle] - shifts[middle])
-    return shifts, float(np.sqrt(np.average(square, weights=weights)))

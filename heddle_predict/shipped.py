@@ -42,7 +42,7 @@ GENERATED: Final = "generated"
 
 def make(path: Path = _PATH) -> str:
     """Fit the model and write it; return its sha256."""
-    return write_artefact(path, fit(sources(), kind="trees", seed=SEED, command=COMMAND))
+    return write_artefact(path, fit(sources(), seed=SEED, command=COMMAND))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ _LEAST_ERROR: Final = 0.05  # of a logarithm: an error of 0 gives no spread
 
 def fit_trees(
     seen: Examples, augmented: Examples | None, vocabulary: Vocabulary, seed: int
-) -> Fitted[TreesModel]:
+) -> Fitted:
     """Learn from `seen`, and with little weight from `augmented`, other workloads' examples.
 
     The number of trees is the best one on held-out groups, a quarter in each of four folds. The

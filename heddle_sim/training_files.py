@@ -1,7 +1,7 @@
 """Profiles of trainers and weight updates, read from a JSON file ("heddle.training/1").
 
 `heddle_sim/profiles/training/published.json` ships: fitted on published steps and updates, with
-its sources and errors. `python -m heddle_calibrate.fit.from_training_rows` writes it.
+its sources and errors. `python -m tools.profiles training` writes it.
 """
 
 from dataclasses import dataclass

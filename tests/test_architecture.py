@@ -16,7 +16,7 @@ from heddle.packages import OUR_PACKAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = tuple(sorted(path.parent.name for path in ROOT.glob("heddle*/__init__.py")))
-CHECKED = (*PACKAGES, "campaigns")
+CHECKED = (*PACKAGES, "campaigns", "tools")
 SOURCES = sorted(p for package in CHECKED for p in (ROOT / package).rglob("*.py"))
 
 FILE_LINES, FUNCTION_LINES = 400, 70

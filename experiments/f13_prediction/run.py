@@ -59,7 +59,7 @@ def measure(context: Context) -> Measured:
 def _judged(workload: str, count: int, settings: Any) -> dict[str, Any]:
     learned = [_source(workload, count, seed) for seed in settings["fit_seeds"]]
     judged_on = _source(workload, count, settings["judge_seed"])
-    artefact = fit(learned, kind="trees", seed=0, command="experiments f13")
+    artefact = fit(learned, seed=0, command="experiments f13")
     examples, quantiles = answering(artefact, Path("trees"))(judged_on, Pace())
     trees = judge_quantiles(examples, quantiles, artefact.header.levels)
     progressive = untrained(judged_on, Pace())["progressive"]

@@ -34,7 +34,6 @@ from heddle_predict.model import Floats, Model
 from heddle_predict.models import model_from
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_predict.quantiles import LEVELS
-from heddle_predict.sequence import fit_sequence
 from heddle_predict.shipped import shipped_model
 from heddle_predict.trees import RISING, Booster, fit_trees, flat
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -157,6 +156,8 @@ def measure(name: str, seed: int, *, sequence: bool) -> dict[str, Any]:
     shipped = model_from(read_artefact(shipped_model()), "shipped")
     models: dict[str, Model] = {"shipped": shipped, "trees": trees.model}
     if sequence:
+        from experiments.predictor.sequence import fit_sequence  # needs torch
+
         models["sequence"] = fit_sequence(questions, augmented, vocabulary, seed).model
     rising = [int(column in RISING) for column in vocabulary.names()]
     repeated = len(source.scripts) > 1.5 * len(source.groups())

@@ -113,7 +113,7 @@ def _sweep_spec(
     return config, spec, model
 
 
-def _degrees(option: str, text: str, what: str = "TP degrees") -> tuple[int, ...]:
+def _degrees(option: str, text: str) -> tuple[int, ...]:
     from heddle.config_files import ConfigError
 
     try:
@@ -121,7 +121,7 @@ def _degrees(option: str, text: str, what: str = "TP degrees") -> tuple[int, ...
     except ValueError:
         degrees = ()
     if not degrees or min(degrees) < 1:
-        raise ConfigError(f"{option} {text}: write {what} with commas between: 1,2")
+        raise ConfigError(f"{option} {text}: write TP degrees with commas between: 1,2")
     return degrees
 
 
@@ -298,64 +298,6 @@ def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
         if not ranked:
             found.append("nothing to rank: no trace and cluster has runs of two policies")
     return found
-
-
-@calibrate.command("from-aiconfigurator")
-@click.option("--model", required=True, help="Model: a name the package knows, or a model folder")
-@click.option("--gpu", required=True, help="GPU class, as h200 or h200_sxm")
-@click.option("--tp", "tps", default="1,2,4,8", show_default=True, help="TP degrees")
-@click.option("--ep", is_flag=True, help="Also with a layer's experts spread over all GPUs")
-@click.option(
-    "--attention-dp",
-    "ranks",
-    default="1",
-    show_default=True,
-    help="Data-parallel ranks of attention",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(["vllm", "sglang"]),
-    default="vllm",
-    show_default=True,
-    help="Engine whose kernels are timed",
-)
-@click.option("--backend-version", default=None, help="Of that engine [the package's current]")
-@click.option("--name", default=None, help="Name of the model in the profile [from --model]")
-@OUT
-@FORCE
-@JSON
-def from_aiconfigurator(
-    model: str,
-    gpu: str,
-    tps: str,
-    ep: bool,
-    ranks: str,
-    backend: str,
-    backend_version: str | None,
-    name: str | None,
-    out: Path,
-    force: bool,
-    as_json: bool,
-) -> None:
-    """Make a profile for another GPU from AIConfigurator's kernel times.
-
-    As the shipped profiles were made: their fit, their host time, their transfer times.
-    """
-    from heddle.cli.outputs import new_file
-    from heddle_calibrate.fit.from_aiconfigurator import profile_from_aiconfigurator
-
-    new_file(out, force)
-    profile = profile_from_aiconfigurator(
-        model,
-        gpu,
-        tps=_degrees("--tp", tps),
-        expert_parallel=ep,
-        attention_dp=_degrees("--attention-dp", ranks, "numbers of ranks"),
-        backend=backend,
-        backend_version=backend_version,
-        name=name,
-    )
-    _save_profile(profile, out, as_json)
 
 
 calibrate.add_command(serving)

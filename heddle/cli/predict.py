@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from heddle_predict.artefact import Artefact, Kind
+    from heddle_predict.artefact import Artefact
     from heddle_predict.corpus import Source
     from heddle_predict.evaluate import ByStep
 
@@ -33,65 +33,29 @@ def predict() -> None:
 @predict.command()
 @_TRACES
 @click.option("-o", "--output", metavar="MODEL.heddle", required=True, type=_PATH)
-@click.option(
-    "--model",
-    "kind",
-    type=click.Choice(["trees", "sequence", "llm"]),
-    default="trees",
-    show_default=True,
-    help="Boosted trees, a recurrent network, or a language model with a regression head",
-)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option(
-    "--base", type=_PATH, help="Folder of the causal language model to fine-tune; with --model llm"
-)
-@click.option(
-    "--text",
-    "texts",
-    multiple=True,
-    type=_PATH,
-    help="JSON lines with the texts of the traces' trajectories; with --model llm",
-)
-def fit(
-    traces: tuple[Path, ...],
-    output: Path,
-    kind: Kind,
-    seed: int,
-    base: Path | None,
-    texts: tuple[Path, ...],
-) -> None:
+def fit(traces: tuple[Path, ...], output: Path, seed: int) -> None:
     """Learn from every TRACE and write MODEL.heddle; nothing is written when that fails."""
     from heddle.cli.progress import progress
     from heddle_predict.artefact import SUFFIX, write_artefact
     from heddle_predict.corpus import read_source
     from heddle_predict.fit import fit as fitted
 
-    if (base is None) == (kind == "llm"):
-        raise click.UsageError("--base names the language model of --model llm, and of no other")
-    if texts and kind != "llm":
-        raise click.UsageError("--text is read by --model llm alone; the others see no text")
     if output.suffix != SUFFIX or not output.absolute().parent.is_dir():
         raise click.UsageError(f"-o {output}: name a *{SUFFIX} file in a folder that exists")
     sources = [read_source(path) for path in traces]
+    names = [path.name for path in traces]
     command = shlex.join(
-        ["heddle", "predict", "fit", *(path.name for path in traces), "-o", output.name]
-        + ["--model", kind, "--seed", str(seed)]
-        + (["--base", base.name] if base else [])
-        + [part for path in texts for part in ("--text", path.name)]
+        ["heddle", "predict", "fit", *names, "-o", output.name, "--seed", str(seed)]
     )
-    with progress(f"fitting {kind}"):
-        if base is not None:
-            from heddle_predict.language import fit_language
-
-            artefact = fit_language(sources, base=base, texts=texts, seed=seed, command=command)
-        else:
-            artefact = fitted(sources, kind=kind, seed=seed, command=command)
+    with progress("fitting trees"):
+        artefact = fitted(sources, seed=seed, command=command)
         sha256 = write_artefact(output, artefact)
     for source in sources:
         if source.dropped:
             click.echo(f"{source.name}: left out {source.dropped:,} of unknown length", err=True)
     click.echo(
-        f"{output}: {kind}, {artefact.header.examples:,} examples of "
+        f"{output}: trees, {artefact.header.examples:,} examples of "
         f"{sum(len(s.scripts) for s in sources):,} trajectories, error {artefact.header.error:.3f} "
         f"(natural log, groups left out), sha256 {sha256[:16]}"
     )
@@ -107,13 +71,8 @@ def fit(
     show_default=True,
     help="Share of a trace's trajectories that run at once",
 )
-@click.option(
-    "--text", "texts", multiple=True, type=_PATH, help="As in fit, for a model of kind llm"
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
-def evaluate(
-    model: Path, traces: tuple[Path, ...], slots: float, texts: tuple[Path, ...], as_json: bool
-) -> None:
+def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool) -> None:
     """Evaluate MODEL on every TRACE, played as a rollout that it has not seen.
 
     Recall is that of the longest 20 %; columns are steps that a trajectory has finished.
@@ -126,7 +85,7 @@ def evaluate(
     from heddle_predict.play import Pace
 
     artefact = read_artefact(model)
-    answer = answering(artefact, model, texts)
+    answer = answering(artefact, model)
     sources = [read_source(path) for path in traces]
     pace = Pace(slots=slots)
     found: dict[str, dict[str, ByStep]] = {}

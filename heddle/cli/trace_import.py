@@ -20,13 +20,9 @@ FORMATS = (
     "mooncake",
     "dynamo",
     "swe-agent",
-    "tau-bench",
     "tau2",
     "inspect",
     "claude-code",
-    "cc-proxy",
-    "lmcache-agent",
-    "libra-history",
     "verl",
     "openai-chat",
     "openai-responses",
@@ -35,9 +31,6 @@ FORMATS = (
     "langsmith",
     "atif",
     "openhands",
-    "azure-llm",
-    "fireact",
-    "mint",
 )
 CHARS_PER_TOKEN = 3.6
 _SHOWN = 5

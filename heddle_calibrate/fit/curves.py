@@ -147,23 +147,6 @@ def with_times(
     )
 
 
-def kernel_times(
-    filling: FillingCost | None, *, kernels: float, per_step_s: float, per_running_s: float
-) -> FillingCost | None:
-    """What `with_times` made it from, to its rounding."""
-    if filling is None:
-        return None
-    return rounded(
-        FillingCost(
-            t0_s=max(0.0, filling.t0_s - per_step_s) / kernels,
-            fill_s=filling.fill_s / kernels,
-            knee=filling.knee,
-            t1_s=max(0.0, filling.t1_s - per_running_s) / kernels,
-            t2_s=filling.t2_s / kernels,
-        )
-    )
-
-
 def table_entry(
     decode: DecodeFit, prefill: PrefillFit, estimate: EstimateFit, capacity: int
 ) -> TpTable:

@@ -16,8 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from heddle_calibrate.fit.host import HostFit
-from heddle_calibrate.fit.kernel_profile import GPUS, TPS, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_profile import GPUS, HostFit, fit_kernels, with_host
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
@@ -50,51 +49,6 @@ class KernelSource:
     """The package's arguments, where the configuration does not state the precision."""
     note: str = ""
     """For the reader of the profile."""
-
-
-def layouts(
-    tps: Sequence[int] = TPS, *, expert_parallel: bool = False, attention_dp: Sequence[int] = (1,)
-) -> tuple[EngineShape, ...]:
-    """Shapes of engines of these TP degrees, each with every number of data-parallel ranks.
-
-    With `expert_parallel` the experts of engines with several GPUs are spread over them: as a
-    further shape without ranks, and always with ranks.
-    """
-    plain = [EngineShape("", tp) for tp in tps] if 1 in attention_dp else []
-    spread = [
-        EngineShape("", tp, ep=tp * dp, dp=dp)
-        for dp in attention_dp
-        for tp in tps
-        if expert_parallel and tp * dp > 1
-    ]
-    ranks = [EngineShape("", tp, dp=dp) for dp in attention_dp for tp in tps if dp > 1]
-    return (*plain, *(spread if expert_parallel else ranks))
-
-
-def profile_from_aiconfigurator(
-    model: str,
-    gpu: str,
-    *,
-    tps: Sequence[int] = TPS,
-    expert_parallel: bool = False,
-    attention_dp: Sequence[int] = (1,),
-    backend: str = "vllm",
-    backend_version: str | None = None,
-    name: str | None = None,
-) -> Profile:
-    """Fit a profile of `model`, by a name of the package or as a folder with a
-    ``config.json``, on a GPU class, in the precision of its configuration; see `layouts`.
-
-    Raises:
-        EstimatorError: as `fit_shapes`.
-    """
-    return fit_shapes(
-        model,
-        gpu,
-        layouts(tps, expert_parallel=expert_parallel, attention_dp=attention_dp),
-        KernelSource(backend=backend, backend_version=backend_version),
-        name=name,
-    )
 
 
 def fit_shapes(

@@ -1,6 +1,6 @@
 """A profile from kernel times: a fit of every TP degree, then the host time that tables lack.
 
-Used for both sources of kernel times, `from_tables` and `from_aiconfigurator`.
+Used for all sources of kernel times: published tables, AIConfigurator's package, the roofline.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from heddle_calibrate.fit.curves import table_entry, with_times
-from heddle_calibrate.fit.host import NO_HOST, HostFit
 from heddle_calibrate.fit.kernel_tables import (
     KernelTables,
     decode_errors,
@@ -31,6 +30,9 @@ MEASURED_ON = (
 )
 NO_MEMORY = "its weights leave no memory for KV (capacity 0 tokens)"
 NO_ROWS = "the source has no kernel times for this layout"
+NO_HOST = Host(
+    per_step_s=0.0, per_running_s=0.0, per_prefill_s=0.0, measured_on="", carried_over=False
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,15 @@ class ModelSpec:
     precision: str = "bfloat16"
     kv_share: float = 1.0
     """Share of the layers that hold the KV of all tokens; the others attend to a short window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFit:
+    """Seconds per step, per running sequence and step, and per sequence in prefill and step."""
+
+    per_step_s: float
+    per_running_s: float
+    per_prefill_s: float
 
 
 KV_BYTES = (147_456, 163_840, 262_144)

@@ -6,9 +6,8 @@ Ground truth and cost estimate share no sample. Decode: ground truth takes the r
 tokens on prefixes of 1.5K and 7.5K, and a whole 32K.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from heddle_calibrate.fit.curves import (
     plane,
     spread,
 )
-from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import layout_name
 
 GROUND_TRUTH_CONTEXTS = (1024, 8192, 32768)
 ESTIMATE_CONTEXTS = (4096, 16384)
@@ -70,11 +67,6 @@ class KernelTables:
                 else frame
             )
         )
-
-    def layouts_of(self, model: str) -> list[str]:
-        """Layouts of a model that there are rows for, in their order."""
-        rows = self.capacity[self.capacity["model"] == model]
-        return list(dict.fromkeys(rows["layout"]))
 
     def with_slower_links(self, factor: float) -> "KernelTables":
         """Rows of a class that differs in its links alone: every all-reduce takes `factor` times.
@@ -122,35 +114,6 @@ class KernelTables:
 
     def _each(self, change: Callable[[pd.DataFrame], pd.DataFrame]) -> "KernelTables":
         return KernelTables(**{name: change(frame) for name, frame in self._frames().items()})
-
-
-def read_tables(
-    perf: Path, gpu_file: str, *, files: str = "", backend: str = "vllm"
-) -> KernelTables:
-    """Read the four tables of a GPU class (``gpu_file`` as in the column ``gpu``, ``h100_sxm``).
-
-    `files` is what the names of its files begin with, where that is not
-    ``aiconfigurator_<gpu_file>``.
-    """
-    files = files or f"aiconfigurator_{gpu_file}"
-
-    def read(name: str) -> pd.DataFrame:
-        frame = pd.read_csv(perf / name)
-        frame = frame[(frame["backend"] == backend) & (frame["gpu"] == gpu_file)]
-        return frame.assign(layout=[_layout(row) for row in frame.to_dict("records")])
-
-    return KernelTables(
-        decode=read(f"{files}.csv"),
-        prefill=read(f"{files}_prefill.csv"),
-        mixed=read("aiconfigurator_mixed_step.csv"),
-        capacity=read(f"{files}_kv_capacity.csv"),
-    )
-
-
-def _layout(row: Mapping[Hashable, Any]) -> str:
-    """The layout of a row; tables of dense models have no column but `tp`."""
-    dp, ep = (int(row.get(column) or 1) for column in ("attention_dp", "moe_ep"))
-    return layout_name(EngineShape("", int(row["tp"]), ep=ep, dp=dp))
 
 
 def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = GROUND_TRUTH_CONTEXTS) -> DecodeFit:

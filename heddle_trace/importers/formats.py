@@ -5,18 +5,12 @@ from typing import Final
 
 from heddle_trace.errors import TraceError
 from heddle_trace.importers.atif import Atif
-from heddle_trace.importers.azure_llm import AzureLlm
-from heddle_trace.importers.cc_proxy import CcProxy
 from heddle_trace.importers.claude_code import ClaudeCode
 from heddle_trace.importers.dynamo import Dynamo
-from heddle_trace.importers.fireact import Fireact
 from heddle_trace.importers.heads import Head, head_of, head_of_bytes
 from heddle_trace.importers.inspect_logs import Inspect
 from heddle_trace.importers.langfuse import Langfuse
 from heddle_trace.importers.langsmith import Langsmith
-from heddle_trace.importers.libra_history import LibraHistory
-from heddle_trace.importers.lmcache_agent import LmcacheAgent
-from heddle_trace.importers.mint import Mint
 from heddle_trace.importers.mooncake import Mooncake
 from heddle_trace.importers.openai_chat import OpenaiChat
 from heddle_trace.importers.openai_responses import OpenaiResponses
@@ -26,20 +20,15 @@ from heddle_trace.importers.protocol import Importer
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.swe_agent import SweAgent
 from heddle_trace.importers.tau2 import Tau2
-from heddle_trace.importers.tau_bench import TauBench
 from heddle_trace.importers.verl import Verl
 
 FORMATS: Final[Mapping[str, Importer]] = {
     "mooncake": Mooncake(),
     "dynamo": Dynamo(),
     "swe-agent": SweAgent(),
-    "tau-bench": TauBench(),
     "tau2": Tau2(),
     "inspect": Inspect(),
     "claude-code": ClaudeCode(),
-    "cc-proxy": CcProxy(),
-    "lmcache-agent": LmcacheAgent(),
-    "libra-history": LibraHistory(),
     "verl": Verl(),
     "openai-chat": OpenaiChat(),
     "openai-responses": OpenaiResponses(),
@@ -48,9 +37,6 @@ FORMATS: Final[Mapping[str, Importer]] = {
     "langsmith": Langsmith(),
     "atif": Atif(),
     "openhands": Openhands(),
-    "azure-llm": AzureLlm(),
-    "fireact": Fireact(),
-    "mint": Mint(),
 }
 
 AUTO: Final = "auto"

@@ -107,31 +107,20 @@ class SourceFile:
         """Each value at `prefix` of one JSON document, in ijson's notation, as `kind`."""
         with self.opened() as stream:
             found = ijson.items(CheckedReader(stream), prefix, use_float=True, buf_size=PIECE_BYTES)
-            yield from self._converted(notes, found, kind)
-
-    def pairs(self, notes: Notes, kind: type[T]) -> Iterator[tuple[str, tuple[str, T]]]:
-        """Each key and value of one JSON object, values as `kind`."""
-        with self.opened() as stream:
-            found = ijson.kvitems(CheckedReader(stream), "", use_float=True, buf_size=PIECE_BYTES)
-            yield from self._converted(notes, found, tuple[str, kind])  # type: ignore[valid-type]
-
-    def _converted(
-        self, notes: Notes, found: Iterator[object], kind: type[T]
-    ) -> Iterator[tuple[str, T]]:
-        number = 0
-        while True:
-            try:
-                value = next(found, _END)
-            except BREAKS as error:
-                notes.damage(f"{self.path}: after record {number}", break_message(error))
-                return
-            if value is _END:
-                return
-            number += 1
-            notes.read += 1
-            where = f"{self.path}: record {number}"
-            with notes.guard(where):
-                yield where, converted(value, kind)
+            number = 0
+            while True:
+                try:
+                    value = next(found, _END)
+                except BREAKS as error:
+                    notes.damage(f"{self.path}: after record {number}", break_message(error))
+                    return
+                if value is _END:
+                    return
+                number += 1
+                notes.read += 1
+                where = f"{self.path}: record {number}"
+                with notes.guard(where):
+                    yield where, converted(value, kind)
 
     def first(self, prefix: str, kind: type[T]) -> T | None:
         """The first value at `prefix`, or None: where the document has none, or is damaged.

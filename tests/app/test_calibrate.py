@@ -256,31 +256,6 @@ def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], pro
     assert "at TP 1 the sweep has 1 batch sizes (decode), a fit needs 2" in said
 
 
-@pytest.mark.parametrize(
-    ("experts", "options", "said"),
-    [
-        (128, ("--tp", 3, "--ep"), "small has 128 experts of a layer, which do not divide over 3"),
-        (128, ("--ep", "--attention-dp", "3"), "do not divide over 3 GPUs"),
-        (0, ("--ep",), "small has no experts to spread: leave --ep out"),
-        (0, ("--attention-dp", "2"), "leave --attention-dp out"),
-        (0, ("--tp", "two"), "--tp two: write TP degrees with commas between"),
-        (
-            0,
-            ("--attention-dp", "x"),
-            "--attention-dp x: write numbers of ranks with commas",
-        ),
-    ],
-)
-def test_a_layout_that_a_model_cannot_have_is_refused(
-    refused: Callable[..., str], experts: int, options: tuple[object, ...], said: str
-) -> None:
-    Path("small").mkdir()
-    Path("small/config.json").write_text(json.dumps({"num_experts": experts}))
-    command = ("calibrate", "from-aiconfigurator", "--model", "small", "--gpu", "h200")
-    assert said in refused(*command, *options, "-o", "p.json")
-    assert not Path("p.json").exists()
-
-
 # -- check ----------------------------------------------------------------------------------------
 
 

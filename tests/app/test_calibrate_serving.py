@@ -1,4 +1,4 @@
-"""`heddle calibrate serving`: predicting, fitting, and what is wrong with a table."""
+"""`heddle calibrate serving`: predicting, and what is wrong with a table."""
 
 import csv
 import json
@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from heddle_calibrate.fit.serving_fit import ServingSample
-from heddle_calibrate.profiles import encode_profile
-from heddle_sim.profile_files import read_profile
+from heddle_calibrate.serving.samples import ServingSample
 from tests.app.journals import Heddle
-from tests.calibrate.test_serving_fit import QWEN, made
+from tests.tools.profiles.test_serving_fit import made
 
 HEAD = b"backend,model,gpu,precision,tp,input_tokens,output_tokens,concurrency,TTFT_ms,TPOT_ms"
 
@@ -39,15 +37,12 @@ def written(path: Path, known: list[ServingSample]) -> Path:
     return path
 
 
-def test_the_command_predicts_and_draws(heddle: Heddle, known: list[ServingSample]) -> None:
+def test_the_command_predicts(heddle: Heddle, known: list[ServingSample]) -> None:
     rows = written(Path("rows.csv"), known)
-    result = heddle("calibrate", "serving", rows, "--out", "page.html")
+    result = heddle("calibrate", "serving", rows)
     assert result.exit_code == 0, result.output
     assert "vllm, errors in percent by model and GPU class" in result.output
     assert "qwen3-8b h200" in result.output
-    page = Path("page.html").read_text(encoding="utf-8")
-    assert "Plotly.newPlot" in page
-    assert "qwen3-8b h100" in page
 
 
 def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> None:
@@ -59,40 +54,6 @@ def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> 
     first = report["runs"][0]
     error = first["tpot_predicted_ms"] / first["tpot_ms"] - 1
     assert -0.6 < error < 0.6
-
-
-def test_the_command_fits_profiles_of_experts_and_other_precisions(
-    heddle: Heddle, known: list[ServingSample], tmp_path: Path
-) -> None:
-    rows = written(Path("rows.csv"), known)
-    other = replace(
-        QWEN["qwen3-8b", "h100"],
-        source=replace(QWEN["qwen3-8b", "h100"].source, precision="fp8", files=()),
-    )
-    Path("mine.json").write_bytes(encode_profile(other))
-    result = heddle("calibrate", "serving", rows, "--profile", "mine.json", "--fit", "out")
-    assert result.exit_code == 0, result.output
-    assert "TPOT without" in result.output
-    profile = read_profile(Path("out") / "qwen3-8b.h100.json")
-    assert profile.errors["measured"]["tpot_mean_abs_pct"] < 2
-    assert profile.kernel_factors is not None
-    assert "written to out: 1 profiles: qwen3-8b.h100" in result.output
-
-    # The profiles of the folder are where the next fit begins, and it leaves the others there.
-    again = heddle("calibrate", "serving", rows, "--fit", "out", "--force")
-    assert again.exit_code == 0, again.output
-    assert "written to out: 1 profiles: qwen3-8b.h100" in again.output
-    assert "left as it was: qwen3-8b.h200: host time of dense models" in again.output
-    assert "the fit began at the constants that the profiles have" in again.output
-    assert [path.name for path in Path("out").iterdir()] == ["qwen3-8b.h100.json"]
-    after = read_profile(Path("out") / "qwen3-8b.h100.json")
-    assert "; before: 9 runs of" in after.host.measured_on
-
-
-def test_from_scratch_is_for_a_fit(heddle: Heddle, known: list[ServingSample]) -> None:
-    result = heddle("calibrate", "serving", written(Path("rows.csv"), known), "--from-scratch")
-    assert result.exit_code == 2
-    assert "--from-scratch is for a fit: give --fit DIR as well" in result.stderr
 
 
 def test_tables_that_no_profile_covers_are_refused(
@@ -128,11 +89,3 @@ def test_a_bad_table_is_one_message_with_the_remedy(
     message = refused("calibrate", "serving", "rows.csv")
     assert message.startswith("Error: ")
     assert said in message
-
-
-def test_a_fit_into_a_file_is_refused_before_the_work(
-    refused: Callable[..., str], known: list[ServingSample]
-) -> None:
-    rows = written(Path("rows.csv"), known)
-    said = refused("calibrate", "serving", rows, "--fit", rows)
-    assert said == "Error: --fit rows.csv: is a file; name a folder for the profiles\n"

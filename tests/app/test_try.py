@@ -14,6 +14,7 @@ from heddle_trace import read_trace, write_trace
 from tests.trace.builders import call, record, step
 from tests.trace.imported_logs import FIXTURES
 
+TASKS = FIXTURES / "openai_chat_tasks.json"
 FEW = ("--groups", "2", "--samples", "2", "--gpus", "2", "--jobs", "1", "--tp", "1")
 
 
@@ -25,10 +26,10 @@ def tried(*arguments: object) -> tuple[int, str, str]:
 def test_logs_become_a_trace_a_rollout_runs_a_plan_and_a_page(tmp_path: Path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     (logs / "more").mkdir(parents=True)
-    for name in ("tau_bench.json", "mint.jsonl"):
+    for name in ("openai_chat_tasks.json", "verl.jsonl"):
         (logs / name).write_bytes((FIXTURES / name).read_bytes())
-    runs = json.loads((FIXTURES / "tau_bench.json").read_text())
-    (logs / "more" / "second.json").write_text(json.dumps(runs[:1]))
+    runs = json.loads(TASKS.read_text())
+    (logs / "more" / "second.json").write_text(json.dumps([{**runs[0], "id": "9/0"}]))
     (logs / "README.md").write_text("Notes.\n")
     code, said, err = tried(logs, *FEW, "--policies", "verl,heddle", "--out", out)
     assert code == 0, err
@@ -37,11 +38,11 @@ def test_logs_become_a_trace_a_rollout_runs_a_plan_and_a_page(tmp_path: Path):
     assert len(list((out / "runs").glob("*/manifest.json"))) == 2
     assert b"<html" in (out / "report.html").read_bytes()[:2000].lower()
     for line in (
-        "format    tau-bench",
+        "format    openai-chat",
         "left out  2 files of another format",
         f"          {logs}/README.md: no known format",
-        f"          {logs}/mint.jsonl: mint",
-        "missing tool_s drawn from typical ones of other, user (seed 0)",
+        f"          {logs}/verl.jsonl: verl",
+        "missing tool_s drawn from typical ones of other (seed 0)",
         "ranking by makespan:",
         "planner portfolio",
         f"next: open {out}/report.html in a browser",
@@ -54,7 +55,7 @@ def test_logs_become_a_trace_a_rollout_runs_a_plan_and_a_page(tmp_path: Path):
 
 def test_json_is_one_object_with_what_each_command_prints(tmp_path: Path):
     out = tmp_path / "out"
-    logs = FIXTURES / "tau_bench.json"
+    logs = TASKS
     code, said, err = tried(logs, *FEW, "--policies", "verl,heddle", "--out", out, "--json")
     assert code == 0, err
     found = json.loads(said)
@@ -90,7 +91,7 @@ def test_json_of_a_trace_has_no_import(tmp_path: Path):
 
 def test_the_command_for_more_seeds_is_one_that_works(tmp_path: Path):
     out = tmp_path / "out"
-    code, said, err = tried(FIXTURES / "tau_bench.json", *FEW, "--policies", "verl", "--out", out)
+    code, said, err = tried(TASKS, *FEW, "--policies", "verl", "--out", out)
     assert code == 0, err
     again = next(line for line in said.splitlines() if line.startswith("next: heddle compare"))
     words = again.removeprefix("next: heddle ").split()
@@ -104,7 +105,7 @@ def test_that_command_has_the_same_cluster_and_the_rules_of_a_file_come_before_o
     pool = ("--set", 'cluster.pool=["h100:1","l40s:1"]')
     few = ("--groups", "2", "--samples", "2", "--jobs", "1", "--tp", "1", "--policies", "verl")
     code, said, err = tried(
-        FIXTURES / "tau_bench.json",
+        TASKS,
         "-c",
         rules,
         *few,
@@ -131,7 +132,7 @@ def test_without_plotly_there_is_a_plan_and_no_page(
 ):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     out = tmp_path / "out"
-    code, said, err = tried(FIXTURES / "tau_bench.json", *FEW, "--policies", "verl", "--out", out)
+    code, said, err = tried(TASKS, *FEW, "--policies", "verl", "--out", out)
     assert code == 0, err
     assert "no report.html: it needs plotly" in err
     assert "planner portfolio" in said
@@ -155,9 +156,9 @@ def test_a_trace_is_taken_as_it_is(tmp_path: Path):
     ("arguments", "fault"),
     [
         (("nowhere.jsonl",), "nowhere.jsonl: no such file; check the path"),
-        ((FIXTURES / "mint.jsonl", "--missing-tool-s", "often"), "'often' is no rule"),
-        ((FIXTURES / "mint.jsonl", "--tp", "x"), "--tp x: write"),
-        ((FIXTURES / "mint.jsonl", "--format", "tau2"), "this is mint, not tau2"),
+        ((FIXTURES / "verl.jsonl", "--missing-tool-s", "often"), "'often' is no rule"),
+        ((FIXTURES / "verl.jsonl", "--tp", "x"), "--tp x: write"),
+        ((FIXTURES / "verl.jsonl", "--format", "tau2"), "this is verl, not tau2"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing(tmp_path: Path, arguments, fault: str):
@@ -171,7 +172,7 @@ def test_bad_input_is_one_message_and_leaves_nothing(tmp_path: Path, arguments, 
 
 def test_a_folder_with_something_in_it_is_not_written_to(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
-    code, _, err = tried(FIXTURES / "mint.jsonl", "--out", tmp_path)
+    code, _, err = tried(FIXTURES / "verl.jsonl", "--out", tmp_path)
     assert code == 2
     assert f"{tmp_path}: exists and is not empty; name another folder with --out" in err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
@@ -179,7 +180,7 @@ def test_a_folder_with_something_in_it_is_not_written_to(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("source", "what"),
-    [(FIXTURES / "mint.jsonl", "a log of the format mint"), (FIXTURES, "a folder")],
+    [(FIXTURES / "verl.jsonl", "a log of the format verl"), (FIXTURES, "a folder")],
 )
 def test_logs_given_to_compare_name_the_command_that_takes_them(source: Path, what: str):
     done = CliRunner().invoke(main, ["compare", str(source), "--policies", "verl"])

@@ -8,12 +8,12 @@ import pytest
 from heddle_calibrate.fit.curves import (
     Floats,
     filling_cost,
-    kernel_times,
     plane,
     rounded,
     with_times,
 )
 from heddle_core.estimate.cost import FillingCost
+from tools.profiles.serving_profile import kernel_times
 
 TRUE = FillingCost(t0_s=4e-3, fill_s=3e-4, knee=16, t1_s=7e-5, t2_s=6e-9)
 ROWS = np.array(list(product((1, 2, 4, 8, 16, 32, 64, 128), (4096, 16384))), dtype=float)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_calibrate.fit.closed_loop import ClosedLoop, replay
-from heddle_calibrate.fit.host import NO_HOST
-from heddle_calibrate.fit.serving_replay import Clients, serving_work
+from heddle_calibrate.fit.kernel_profile import NO_HOST
+from heddle_calibrate.serving.replay import Clients, serving_work
 from heddle_sim.profile_files import expand, load_profile
+from tools.profiles.closed_loop import ClosedLoop, replay
 
 KERNELS = expand(load_profile("qwen3-8b", "h100"), 1, host=NO_HOST)
 

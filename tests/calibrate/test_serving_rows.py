@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from heddle_calibrate.fit.published_rows import PublishedRowsError
-from heddle_calibrate.fit.serving_rows import ServingRow, profile_of, read_serving_rows
+from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_calibrate.serving.rows import ServingRow, profile_of, read_serving_rows
 from heddle_sim.profile_files import Profile, load_profile
 
 ROW = {

@@ -40,7 +40,7 @@ def fitted() -> TreesModel:
 
 @lru_cache
 def artefact():
-    return fit([synthetic()], kind="trees", seed=3, command="made in a test")
+    return fit([synthetic()], seed=3, command="made in a test")
 
 
 def script(name: str, steps: Sequence[tuple[int, int, bool]], task: str = "coding"):

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle_predict import optional
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 
@@ -36,7 +35,7 @@ def test_fit_evaluate_and_describe(here: Path):
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("m.heddle: trees, ")
     told = heddle("predict", "describe", "m.heddle").stdout
-    assert "heddle predict fit seen.jsonl -o m.heddle --model trees --seed 3" in told
+    assert "heddle predict fit seen.jsonl -o m.heddle --seed 3" in told
     assert "seen: 80 trajectories, 20 groups" in told
     plain = json.loads(heddle("predict", "describe", "m.heddle", "--json").stdout)
     assert plain["schema"] == "heddle.model/1"
@@ -132,10 +131,7 @@ def test_a_trace_without_sizes_of_steps_teaches_nothing(here: Path):
     [
         (("-o", "m.pkl"), "name a *.heddle file in a folder that exists"),
         (("-o", "no/m.heddle"), "name a *.heddle file in a folder that exists"),
-        (("-o", "m.heddle", "--model", "llm"), "--base names the language model"),
-        (("-o", "m.heddle", "--base", "."), "--base names the language model"),
-        (("-o", "m.heddle", "--text", "a.jsonl"), "--text is read by --model llm alone"),
-        (("-o", "m.heddle", "--model", "oracle"), "'oracle' is not one of"),
+        (("-o", "m.heddle", "--seed", "-1"), "-1 is not in the range"),
     ],
 )
 def test_wrong_usage_prints_the_right_one(here: Path, args, said):
@@ -147,16 +143,3 @@ def test_files_that_are_no_models(here: Path):
     for verb in (("describe", "seen.jsonl"), ("evaluate", "seen.jsonl", "new.jsonl.gz")):
         assert "seen.jsonl: not a model of Heddle" in refused("predict", *verb)
     assert "gone.heddle" in refused("predict", "describe", "gone.heddle")
-
-
-@pytest.mark.parametrize("kind", ["sequence", "llm"])
-def test_without_torch_one_line_states_how_to_install_it(here: Path, monkeypatch, kind):
-    def absent(name: str):
-        raise ImportError(name)
-
-    monkeypatch.setattr(optional, "import_module", absent)
-    base = ("--base", ".") if kind == "llm" else ()
-    said = refused("predict", "fit", "seen.jsonl", "-o", "m.heddle", "--model", kind, *base)
-    assert "needs torch, which is not installed: pip install 'heddle-rl[learn]'" in said
-    assert "--model trees works without" in said
-    assert not Path("m.heddle").exists()

@@ -8,7 +8,7 @@ from heddle_predict.evaluate import judge, judge_quantiles
 from heddle_predict.examples import answers, examples
 from heddle_predict.measures import AFTER, FEWEST, correlation, figures, recall
 from heddle_predict.play import Pace
-from heddle_predict.quantiles import LEVELS, shifted
+from heddle_predict.quantiles import LEVELS
 from heddle_trace.oracle import Oracle
 from tests.predict.made import fitted, synthetic
 
@@ -63,14 +63,3 @@ def test_a_model_is_judged_on_the_questions_of_each_step():
     assert judged[2].trajectories == int((asked.queued & (asked.step == 2)).sum())
     assert len(judged[0].coverage) == len(LEVELS)
     assert list(judged[0].coverage) == sorted(judged[0].coverage)
-
-
-def test_shifts_give_each_quantile_its_share_and_keep_them_in_order():
-    rng = np.random.default_rng(1)
-    truths = rng.normal(2.0, 1.0, 4000)
-    found = np.tile(np.linspace(-0.3, 0.3, len(LEVELS)), (4000, 1))
-    shifts, error = shifted(truths, found, np.ones(4000))
-    shares = (truths[:, None] <= found + shifts).mean(axis=0)
-    assert np.allclose(shares, LEVELS, atol=0.01)
-    assert (np.diff((found + shifts)[0]) >= 0).all()
-    assert error == pytest.approx(1.0, abs=0.05)

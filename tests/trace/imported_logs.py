@@ -35,40 +35,6 @@ EXPECTED = {
             ("y", "y", 50, ((5, None, None, None, None),)),
         ),
     ),
-    "azure_llm.csv": Expected(
-        format="azure-llm",
-        read=2,
-        trajectories=(
-            ("azure_llm/2", "azure_llm/2", 4808, ((10, None, None, None, None),)),
-            ("azure_llm/3", "azure_llm/3", 110, ((27, None, None, None, None),)),
-        ),
-    ),
-    "cc_proxy.json": Expected(
-        format="cc-proxy",
-        read=5,
-        trajectories=(
-            (
-                "trace_7/agent_001",
-                "trace_7/agent_001",
-                100,
-                (
-                    (10, "unspecified", 2.0, 30, None),
-                    (12, None, None, None, None),
-                ),
-            ),
-            (
-                "trace_7",
-                "trace_7",
-                200,
-                (
-                    (20, "unspecified", 7.0, 30, None),
-                    (30, "user", 89.5, 20, None),
-                    (40, "unspecified", 2.0, None, None),
-                    (5, None, None, None, None),
-                ),
-            ),
-        ),
-    ),
     "claude_code.jsonl": Expected(
         format="claude-code",
         read=15,
@@ -127,22 +93,6 @@ EXPECTED = {
                 ),
             ),
             ("c", "c", 70, ((10, None, None, None, None),)),
-        ),
-    ),
-    "fireact.json": Expected(
-        format="fireact",
-        read=2,
-        trajectories=(
-            (
-                "fireact/17",
-                "17",
-                10,
-                (
-                    (12, "search", None, 6, None),
-                    (11, None, None, None, None),
-                ),
-            ),
-            ("fireact/18", "18", 2, ((10, None, None, None, None),)),
         ),
     ),
     "inspect.eval": Expected(
@@ -212,69 +162,6 @@ EXPECTED = {
             ),
         ),
         dropped={"generations by scorers": 1, "samples without a generation": 1},
-    ),
-    "libra_history.jsonl": Expected(
-        format="libra-history",
-        read=3,
-        trajectories=(
-            (
-                "libra_history/1/0",
-                "p-1",
-                100,
-                (
-                    (30, "web_search", None, 40, True),
-                    (40, "web_search", None, 20, False),
-                    (20, None, None, None, None),
-                ),
-            ),
-            (
-                "libra_history/1/1",
-                "p-1",
-                100,
-                (
-                    (25, "code", None, 500, False),
-                    (35, None, None, None, None),
-                ),
-            ),
-            ("libra_history/1/2", "libra_history/1/2", 80, ((33, None, None, None, None),)),
-            ("libra_history/3/0", "p-2", 12, ((34, None, None, None, None),)),
-        ),
-        dropped={"training steps without sequences": 1},
-    ),
-    "lmcache_agent.jsonl": Expected(
-        format="lmcache-agent",
-        read=4,
-        trajectories=(
-            (
-                "aa",
-                "aa",
-                100,
-                (
-                    (10, "unspecified", None, 10, None),
-                    (10, "unspecified", None, 20, None),
-                    (20, None, None, None, None),
-                ),
-            ),
-            ("bb", "bb", 50, ((5, None, None, None, None),)),
-        ),
-    ),
-    "mint.jsonl": Expected(
-        format="mint",
-        read=1,
-        trajectories=(
-            (
-                "mint/5",
-                "5-034430c2",
-                100,
-                (
-                    (17, "wikipedia_search", None, 6, True),
-                    (7, "python", None, 13, False),
-                    (7, "submit", None, 9, False),
-                    (4, None, None, 12, None),
-                    (7, None, None, None, None),
-                ),
-            ),
-        ),
     ),
     "mooncake.jsonl": Expected(
         format="mooncake",
@@ -380,6 +267,19 @@ EXPECTED = {
                 20,
                 ((10, None, None, None, None),),
             ),
+        ),
+    ),
+    "openai_chat_tasks.json": Expected(
+        format="openai-chat",
+        read=3,
+        trajectories=tuple(
+            (
+                f"{task}/{trial}",
+                task,
+                108,
+                ((6, "find_parcel", None, 5, None), (5, None, None, None, None)),
+            )
+            for task, trial in (("3", 0), ("3", 1), ("8", 0))
         ),
     ),
     "openai_responses.jsonl": Expected(
@@ -491,39 +391,6 @@ EXPECTED = {
             ("telecom-no_signal/sim-2", "telecom-no_signal", 990, ((5, None, None, None, None),)),
         ),
         dropped={"answers of the simulated user's own tools": 1},
-    ),
-    "tau_bench.json": Expected(
-        format="tau-bench",
-        read=3,
-        trajectories=(
-            (
-                "tau_bench/3/0",
-                "3-8990360e",
-                108,
-                (
-                    (6, "find_parcel", None, 5, True),
-                    (5, "user", None, 5, None),
-                ),
-            ),
-            (
-                "tau_bench/3/1",
-                "3-8990360e",
-                108,
-                (
-                    (6, "find_parcel", None, 5, False),
-                    (5, "user", None, 5, None),
-                ),
-            ),
-            (
-                "tau_bench/8/0",
-                "8-9a43483e",
-                108,
-                (
-                    (6, "find_parcel", None, 5, True),
-                    (5, "user", None, 5, None),
-                ),
-            ),
-        ),
     ),
     "verl.jsonl": Expected(
         format="verl",

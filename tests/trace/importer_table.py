@@ -20,7 +20,6 @@ PATTERNS = {"claude-code": "*.trace.jsonl"}
 
 OURS = {
     "dynamo": ("dynamo.jsonl", "dynamo_hashes.jsonl", "agentic_mooncake.jsonl"),
-    "libra-history": ("libra_history.jsonl",),
     "verl": ("verl.jsonl",),
     "openai-chat": ("openai_chat.jsonl", "openai_chat_calls.jsonl"),
     "openai-responses": ("openai_responses.jsonl",),

@@ -36,7 +36,7 @@ def test_an_import_says_what_it_read_wrote_left_out_and_assumed(tmp_path):
 
 
 def test_damaged_records_are_listed_up_to_a_point(tmp_path):
-    rows = (FIXTURES / "mint.jsonl").read_text() + "{\n" * 9
+    rows = (FIXTURES / "openai_chat.jsonl").read_text() + "{\n" * 9
     (tmp_path / "log.jsonl").write_text(rows)
     done = run(tmp_path / "log.jsonl", "--skip-bad", "-o", tmp_path / "t.jsonl")
     assert done.exit_code == 0
@@ -61,7 +61,7 @@ def test_json_is_one_object_with_everything(tmp_path, name):
 
 def test_what_is_imported_can_be_validated_described_and_drawn_from(tmp_path):
     out, drawn = tmp_path / "t.jsonl.gz", tmp_path / "d.jsonl"
-    assert run(FIXTURES / "tau_bench.json", "-o", out).exit_code == 0
+    assert run(FIXTURES / "openai_chat_tasks.json", "-o", out).exit_code == 0
     for arguments in (
         ("validate", out),
         ("describe", out),
@@ -76,9 +76,9 @@ def test_what_is_imported_can_be_validated_described_and_drawn_from(tmp_path):
     "arguments",
     [
         ("-o", "t.jsonl"),
-        (FIXTURES / "mint.jsonl",),
-        (FIXTURES / "mint.jsonl", "--format", "chess", "-o", "t.jsonl"),
-        (FIXTURES / "mint.jsonl", "--chars-per-token", "some", "-o", "t.jsonl"),
+        (FIXTURES / "openai_chat.jsonl",),
+        (FIXTURES / "openai_chat.jsonl", "--format", "chess", "-o", "t.jsonl"),
+        (FIXTURES / "openai_chat.jsonl", "--chars-per-token", "some", "-o", "t.jsonl"),
     ],
 )
 def test_wrong_usage_is_status_two(arguments):

@@ -137,20 +137,20 @@ def folder(tmp_path: Path, *names: str) -> Path:
 
 
 def test_a_folder_is_imported_without_its_files_of_other_formats(tmp_path):
-    logs = folder(tmp_path, "mint.jsonl", "openai_chat.jsonl", "openai_chat_calls.jsonl")
+    logs = folder(tmp_path, "verl.jsonl", "openai_chat.jsonl", "openai_chat_calls.jsonl")
     (logs / "notes.txt").write_text("notes")
-    (logs / ".hidden.jsonl").write_bytes((FIXTURES / "mint.jsonl").read_bytes())
+    (logs / ".hidden.jsonl").write_bytes((FIXTURES / "verl.jsonl").read_bytes())
     report, records = imported(tmp_path, logs)
     assert report.format == "openai-chat"
     assert len(report.files) == 2
-    assert report.foreign == (f"{logs}/0-mint.jsonl: mint", f"{logs}/notes.txt: no known format")
+    assert report.foreign == (f"{logs}/0-verl.jsonl: verl", f"{logs}/notes.txt: no known format")
     assert len(records) == 4
-    report, _ = imported(tmp_path, logs, format="mint")
+    report, _ = imported(tmp_path, logs, format="verl")
     assert len(report.foreign) == 3
 
 
 def test_a_named_file_of_another_format_still_stops_the_import(tmp_path):
-    logs = folder(tmp_path, "mint.jsonl")
+    logs = folder(tmp_path, "verl.jsonl")
     with pytest.raises(TraceError, match="holds as many files of") as refused:
         import_trace([folder_of_two(tmp_path)], tmp_path / "t.jsonl")
     assert "choose one with --format" in str(refused.value)
@@ -161,6 +161,6 @@ def test_a_named_file_of_another_format_still_stops_the_import(tmp_path):
 def folder_of_two(tmp_path: Path) -> Path:
     both = tmp_path / "both"
     both.mkdir()
-    for name in ("mint.jsonl", "openai_chat.jsonl"):
+    for name in ("verl.jsonl", "openai_chat.jsonl"):
         (both / name).write_bytes((FIXTURES / name).read_bytes())
     return both

@@ -43,8 +43,21 @@ def chats(n: int) -> str:
 
 def interleaved(n: int) -> str:
     """Sessions of eight requests each, all of them open for most of the file."""
-    row = {"timestamp": 1_760_428_000_000_000 + n * 1_000, "input": TEXT, "output": TEXT[:300]}
-    return json.dumps({**row, "session_id": f"s{n % 300}"}) + "\n"
+    began_ms = 1_777_312_800_000 + 10 * n
+    row = {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "event_time_unix_ms": began_ms + 1,
+        "agent_context": {"session_id": f"s{n % 300}"},
+        "request": {
+            "request_id": f"r{n}",
+            "input_tokens": 50 + 100 * (n // 300),
+            "output_tokens": 20,
+            "request_received_ms": began_ms,
+            "total_time_ms": 1,
+        },
+    }
+    return json.dumps(row) + " " * 9_000 + "\n"
 
 
 def requests(n: int) -> str:
@@ -54,9 +67,9 @@ def requests(n: int) -> str:
 
 
 def runs(n: int) -> str:
-    (run, *_) = json.loads((FIXTURES / "tau_bench.json").read_text())
-    run["task_id"] = n
-    run["traj"][3]["content"] = TEXT
+    (run, *_) = json.loads((FIXTURES / "openai_chat_tasks.json").read_text())
+    run["id"] = run["task_id"] = f"{n}"
+    run["messages"][3]["content"] = TEXT
     return ("[" if n == 0 else ",") + json.dumps(run)
 
 

@@ -71,7 +71,6 @@ def fields(record: TrajectoryRecord, *names: str) -> tuple[Any, ...]:
 
 def test_agents_within_agents_name_whom_they_work_for(tmp_path):
     for name, parent in (
-        ("cc_proxy.json", "trace_7"),
         ("claude_code.jsonl", "S-1"),
         ("claude_code_agent.jsonl", "S-1"),
         ("dynamo.jsonl", "plan"),
@@ -87,8 +86,8 @@ def test_what_a_benchmark_says_of_its_runs_is_kept(tmp_path):
         (True, False, "prov/model-b"),
         (False, True, "prov/model-b"),
     ]
-    _, runs = imported(tmp_path, "tau_bench.json")
-    assert [r.outcome for r in runs] == [True, False, False]
+    _, runs = imported(tmp_path, "openai_chat_tasks.json")
+    assert [r.reward for r in runs] == [1.0, 0.0, 0.0]
     _, (run,) = imported(tmp_path, "swe_agent.traj")
     assert fields(run, "truncated", "model", "outcome") == (True, "model-a", None)
     _, runs = imported(tmp_path, "inspect.json")
@@ -105,7 +104,6 @@ def test_arrivals_are_kept_where_a_service_was_logged(tmp_path):
     for name, arrivals in (
         ("mooncake.jsonl", [0.0, 1.0, 45.5]),
         ("dynamo.jsonl", [0.0, 1.1]),
-        ("azure_llm.csv", [0.0, 0.5]),
         ("claude_code.jsonl", [None, None]),
     ):
         assert [r.arrival_s for r in imported(tmp_path, name)[1]] == arrivals, name
@@ -177,12 +175,14 @@ def test_sessions_may_be_interleaved_line_by_line(tmp_path):
 def test_files_of_one_name_in_two_folders_are_distinguished(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "run.json").write_bytes((FIXTURES / "tau_bench.json").read_bytes())
+        (tmp_path / folder / "run.json").write_bytes(
+            (FIXTURES / "openai_chat_messages.json").read_bytes()
+        )
     paths = [tmp_path / "a" / "run.json", tmp_path / "b" / "run.json"]
     import_trace(paths, tmp_path / "t.jsonl")
     records = read_trace(tmp_path / "t.jsonl").records
-    assert [r.trajectory_id for r in records][::3] == ["a/run/3/0", "b/run/3/0"]
-    assert len({r.group_id for r in records}) == 2  # the same tasks, run twice
+    assert [r.trajectory_id for r in records] == ["a/run/1", "b/run/1"]
+    assert len({r.group_id for r in records}) == 1  # the same prompt, run twice
 
 
 def test_a_log_may_be_compressed(tmp_path):
@@ -193,13 +193,13 @@ def test_a_log_may_be_compressed(tmp_path):
 
 
 def test_the_workload_can_be_named(tmp_path):
-    _, records = imported(tmp_path, "mint.jsonl", workload="math")
+    _, records = imported(tmp_path, "openai_chat.jsonl", workload="math")
     assert {r.workload for r in records} == {"math"}
 
 
 def test_a_ratio_of_characters_can_be_given(tmp_path):
-    _, (half, *_) = imported(tmp_path, "lmcache_agent.jsonl", chars_per_token=7.2)
-    assert [s.output_tokens for s in half.steps] == [5, 5, 10]
+    _, records = imported(tmp_path, "openai_chat_array.json", chars_per_token=7.2)
+    assert [s.output_tokens for r in records for s in r.steps] == [5, 10]
 
 
 def test_hashes_of_two_files_are_two_files_own(tmp_path):

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
 FOUND: dict[str, tuple[str, int, int, int, dict[str, int]]] = {
     "mooncake": ("conversation*", 1500, 1138, 1500, {}),
     "swe-agent": ("*.traj", 41, 4, 41, {}),
-    "tau-bench": ("*.json", 20, 20, 294, {}),
     "tau2": ("*.json", 7, 7, 61, {"answers of the simulated user's own tools": 5}),
     "inspect": (
         "*.*",
@@ -35,11 +34,6 @@ FOUND: dict[str, tuple[str, int, int, int, dict[str, int]]] = {
         {"generations by scorers": 3, "samples without a generation": 1},
     ),
     "claude-code": ("*.trace.jsonl", 659, 4, 224, {"lines that are no message": 4}),
-    "cc-proxy": ("*.json", 63, 7, 103, {}),
-    "lmcache-agent": ("*.jsonl", 32, 3, 32, {}),
-    "azure-llm": ("*.csv", 28_185, 28_185, 28_185, {}),
-    "fireact": ("*.json", 180, 180, 300, {}),
-    "mint": ("*.jsonl", 75, 75, 341, {}),
 }
 
 
@@ -80,28 +74,9 @@ def test_a_real_log_is_recognised_as_one_format_only(folder):
         assert recognised(head_of(source)) == [folder], source.path.name
 
 
-def test_every_folder_of_samples_has_a_format():
+def test_every_folder_of_samples_of_a_format_is_read():
     folders = {path.name for path in SAMPLES.iterdir() if path.is_dir()}
-    assert folders == set(FOUND)
-    assert folders <= set(FORMATS)
-
-
-def test_sessions_of_the_proxy_are_step_for_step_what_others_made_of_them(tmp_path):
-    stated = recorded("cc_weka")
-    _, trace = imported(tmp_path, "cc-proxy")
-    for record in trace.records:
-        theirs = stated[record.trajectory_id]
-        ours = [
-            {
-                field: value
-                for field in step.__struct_fields__
-                if (value := getattr(step, field)) is not None
-            }
-            for step in record.steps
-        ]
-        assert ours == [{k: v for k, v in s.items() if v is not None} for s in theirs["steps"]]
-        for field in ("group_id", "prompt_tokens", "agent", "model", "parent_id"):
-            assert getattr(record, field) == theirs.get(field)
+    assert folders & set(FORMATS) == set(FOUND)
 
 
 def test_requests_of_mooncake_are_joined_as_others_joined_them(tmp_path):
@@ -127,34 +102,6 @@ def test_requests_of_mooncake_are_joined_as_others_joined_them(tmp_path):
     theirs.discard(())
     # Where one request continues two others equally well, either choice is right.
     assert len(ours & theirs) >= 0.99 * len(theirs)
-
-
-def test_runs_of_tau_bench_have_the_steps_that_others_found(tmp_path):
-    stated = recorded("tau_airline")
-    _, trace = imported(tmp_path, "tau-bench")
-    ours, theirs = 0, 0
-    for record in trace.records:
-        _, task, trial = record.trajectory_id.rsplit("/", 2)
-        row = stated[f"airline-{task}/trial{trial}"]
-        assert [(s.tool, s.tool_ok) for s in record.steps] == [
-            (s["tool"], s["tool_ok"]) for s in row["steps"]
-        ]
-        assert record.outcome == row["outcome"]
-        ours += sum(s.output_tokens or 0 for s in record.steps)
-        theirs += sum(s["output_tokens"] for s in row["steps"])
-    assert ours == pytest.approx(theirs, rel=0.05)  # by characters, against a tokenizer
-
-
-def test_runs_of_mint_have_the_steps_that_others_found(tmp_path):
-    stated = recorded("mint")
-    for task_set in ("hotpotqa", "math", "mbpp"):
-        _, trace = imported(tmp_path, "mint", f"*{task_set}*")
-        for record in trace.records:
-            row = stated[f"{task_set}-{record.trajectory_id.rpartition('/')[2]}/gpt-3.5-turbo-0613"]
-            assert [(s.tool, s.tool_ok) for s in record.steps] == [
-                (s["tool"], s["tool_ok"]) for s in row["steps"]
-            ]
-            assert record.outcome == row["outcome"]
 
 
 def test_attempts_at_one_issue_are_a_group(tmp_path):

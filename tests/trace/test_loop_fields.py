@@ -109,11 +109,10 @@ def test_synthetic_services_move_nothing_else():
     ("name", "expected"),
     [
         ("tau2.json", {"reward"}),
-        ("tau_bench.json", {"reward"}),
-        ("fireact.json", {"reward"}),
+        ("openai_chat_tasks.json", {"reward"}),
         ("inspect.json", {"reward", "reward_s"}),
         ("inspect.eval", {"reward", "reward_s"}),
-        ("libra_history.jsonl", {"step"}),
+        ("verl.jsonl", {"reward", "step"}),
         ("mooncake.jsonl", set()),
     ],
 )

@@ -1,0 +1,205 @@
+"""Rows of published serving runs: closed loops at a fixed concurrency, TTFT and TPOT."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_lines
+from heddle_sim.profile_files import Profile
+
+COLUMNS = (
+    "backend",
+    "model",
+    "gpu",
+    "precision",
+    "tp",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "TTFT_ms",
+    "TPOT_ms",
+)
+"""What a table needs; `backend_version`, `moe_ep` and `attention_dp` are read where they are."""
+ENGINES = ("vllm", "sglang")
+SUFFIX = {
+    "bf16": "",
+    "bfloat16": "",
+    "unlabelled": "",
+    "fp8": "-fp8",
+    "fp4": "-nvfp4",
+    "nvfp4": "-nvfp4",
+    "mxfp4": "",
+    "int4": "",
+}
+"""Precision of a row -> end of a profile's name. Rows without a label are taken as bfloat16."""
+SLOWER = 1.15
+"""A run this much slower than the same run with as many clients or more had another disturbance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRow:
+    """One published run, and the layout of its engine: of `gpus` GPUs, `dp` ranks."""
+
+    line: int
+    engine: str
+    version: str
+    """Of the engine; empty where it is not published."""
+    model: str
+    precision: str
+    gpu: str
+    tp: int
+    """As published."""
+    dp: int
+    expert_parallel: bool
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
+    ttft_s: float
+    tpot_s: float
+
+    @property
+    def group(self) -> tuple[str, str, str, str, int]:
+        """What a fit leaves out at once: engine, model, GPU class, precision and TP degree."""
+        return (self.engine, self.model, self.gpu, self.precision, self.tp)
+
+    @property
+    def rank_tp(self) -> int:
+        """TP degree of one rank.
+
+        Tables give the same number for TP and for ranks where attention is not cut at all: the
+        KV that those runs held is that of `tp` GPUs, not of their product.
+        """
+        return 1 if self.dp == self.tp else self.tp
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """What the clients sent, to which engine."""
+        return (*self.group, self.version, self.input_tokens, self.output_tokens)
+
+
+def read_serving_rows(paths: Iterable[Path]) -> tuple[list[ServingRow], list[LeftOut]]:
+    """Read tables of published serving runs, each run once.
+
+    Raises PublishedRowsError with file, line and column for a table that cannot be read.
+    """
+    rows: list[ServingRow] = []
+    out: list[LeftOut] = []
+    for path in paths:
+        for line in read_lines(path, COLUMNS):
+            found = _row(line)
+            if isinstance(found, str):
+                out.append(LeftOut(line.number, found))
+            else:
+                rows.append(found)
+    kept, again = _once(rows)
+    credible, slow = _credible(kept)
+    return credible, [*out, *again, *slow]
+
+
+def _row(line: Line) -> ServingRow | str:
+    engine, precision = line["backend"].lower(), line["precision"].lower()
+    if engine not in ENGINES:
+        return f"engine {engine}: only {' and '.join(ENGINES)} are modelled"
+    if precision not in SUFFIX:
+        return f"precision {precision!r}: known are {', '.join(SUFFIX)}"
+    return ServingRow(
+        line=line.number,
+        engine=engine,
+        version=line.cells.get("backend_version", ""),
+        model=_weights(line["model"]),
+        precision=precision,
+        gpu=line["gpu"].lower().removesuffix("_sxm"),
+        tp=_whole(line, "tp"),
+        dp=_whole(line, "attention_dp", missing=1),
+        expert_parallel=_whole(line, "moe_ep", missing=1) > 1,
+        input_tokens=_whole(line, "input_tokens"),
+        output_tokens=_whole(line, "output_tokens"),
+        concurrency=_whole(line, "concurrency"),
+        ttft_s=_number(line, "TTFT_ms") / 1e3,
+        tpot_s=_number(line, "TPOT_ms") / 1e3,
+    )
+
+
+def _number(line: Line, column: str) -> float:
+    value = line.positive(column)
+    if value is None:
+        raise PublishedRowsError(
+            f"{line.path.name}:{line.number}: {column} is empty; give a positive number, or leave "
+            "the line out"
+        )
+    return value
+
+
+def _whole(line: Line, column: str, missing: int | None = None) -> int:
+    if missing is not None and line.cells.get(column, "") in ("", "-"):
+        return missing
+    value = _number(line, column)
+    if value != int(value):
+        raise PublishedRowsError(
+            f"{line.path.name}:{line.number}: {column} is {line[column]!r}, not a whole number"
+        )
+    return int(value)
+
+
+def _weights(model: str) -> str:
+    """Name of published weights as profiles have it: no owner, no precision, small letters."""
+    name = model.rpartition("/")[2].lower().removeprefix("meta-")
+    return re.sub(r"-(instruct|fp8|nvfp4)(?=-|$)", "", name)
+
+
+def _once(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
+    """Each run once, and of the same figures under two layouts those without ranks."""
+    plain = {_figures(row) for row in rows if row.dp == 1}
+    seen: set[object] = set()
+    kept: list[ServingRow] = []
+    out: list[LeftOut] = []
+    for row in rows:
+        same = (_figures(row), row.dp, row.expert_parallel)
+        if row.dp > 1 and _figures(row) in plain:
+            out.append(LeftOut(row.line, "the same figures are given for another layout"))
+        elif same in seen:
+            out.append(LeftOut(row.line, "the same run again"))
+        else:
+            seen.add(same)
+            kept.append(row)
+    return kept, out
+
+
+def _figures(row: ServingRow) -> tuple[object, ...]:
+    """Work and times of a run; times to 0.01 ms, as some tables round them."""
+    return (*row.work, row.concurrency, round(row.ttft_s, 5), round(row.tpot_s, 5))
+
+
+def _credible(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
+    """Without runs that were slower than the same work with at least as many clients."""
+    by_work: dict[object, list[ServingRow]] = {}
+    for row in rows:
+        by_work.setdefault((row.work, row.dp, row.expert_parallel), []).append(row)
+    slow = set()
+    for same in by_work.values():
+        for row in same:
+            least = min(r.tpot_s for r in same if r.concurrency >= row.concurrency)
+            if row.tpot_s > SLOWER * least:
+                slow.add(row)
+    reason = "slower than the same run with as many clients or more: disturbed"
+    return [r for r in rows if r not in slow], [LeftOut(r.line, reason) for r in rows if r in slow]
+
+
+def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> Profile | str:
+    """Find the profile of a row's model, precision and GPU class, laid out as its engine; or say
+    what is missing.
+
+    Where experts cannot be cut as published, the engine spreads them over its GPUs.
+    """
+    named = row.model + SUFFIX[row.precision]
+    found = profiles.get((named, row.gpu)) or profiles.get((row.model, row.gpu))
+    if found is None or (SUFFIX[row.precision] and found.source.precision == "bfloat16"):
+        return f"no profile of {named} on {row.gpu}"
+    for experts in dict.fromkeys((row.expert_parallel, bool(found.experts))):
+        laid = replace(found, expert_parallel=experts and found.experts > 0, attention_dp=row.dp)
+        if row.rank_tp in laid.tps:
+            return laid
+    return (
+        f"the profile of {named} on {row.gpu} has no table at TP {row.rank_tp} with {row.dp} ranks"
+    )

@@ -1,0 +1,151 @@
+"""Published runs replayed on the kernel times of their profiles, and the constants of a profile.
+
+TPOT and TTFT of a run are linear in the constants (`replay`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import log2
+
+from heddle_calibrate.fit.kernel_profile import NO_HOST
+from heddle_calibrate.serving.published_rows import LeftOut
+from heddle_calibrate.serving.replay import (
+    SHORTEST,
+    Clients,
+    ServingWork,
+    SpanWork,
+    serving_work,
+)
+from heddle_calibrate.serving.rows import ServingRow, profile_of
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import MAX_BATCH, Profile, expand
+from heddle_sim.profile_parts import KernelFactors
+
+SEVERAL = "prompts alone take longer than the run: more than one engine served it"
+OF_THOSE = "other runs of the same model, GPU class and version"
+DOUBTFUL = 1 / 3
+"""Where this share of a model's runs cannot be of one engine, the others are in doubt too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSample:
+    """A published run with what it consists of on its profile."""
+
+    row: ServingRow
+    model: str
+    """Of the profile."""
+    gpus: int
+    work: ServingWork
+
+
+def kernel_table(profile: Profile, row: ServingRow) -> LatencyTable:
+    """Tabled kernel times alone, for batches up to the clients of a run."""
+    return expand(profile, row.rank_tp, host=NO_HOST, max_batch=max(MAX_BATCH, row.concurrency))
+
+
+def samples(
+    rows: Iterable[ServingRow], profiles: Mapping[tuple[str, str], Profile]
+) -> tuple[list[ServingSample], list[LeftOut]]:
+    """Replay each row on the kernel times of its profile, by (model, GPU class)."""
+    found: list[ServingSample] = []
+    out: list[LeftOut] = []
+    several: Counter[tuple[object, ...]] = Counter()
+    for row in rows:
+        sample = _sample(row, profiles)
+        if isinstance(sample, str):
+            several[_origin(row)] += sample == SEVERAL
+            out.append(LeftOut(row.line, sample))
+        else:
+            found.append(sample)
+    size = Counter(_origin(sample.row) for sample in found) + several
+    doubtful = {origin for origin, n in several.items() if n >= DOUBTFUL * size[origin]}
+    doubted = [sample for sample in found if _origin(sample.row) in doubtful]
+    out += [LeftOut(sample.row.line, f"{OF_THOSE}: {SEVERAL}") for sample in doubted]
+    return [sample for sample in found if _origin(sample.row) not in doubtful], out
+
+
+def _sample(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> ServingSample | str:
+    """The replayed row, or why there is none."""
+    profile = profile_of(row, profiles)
+    if isinstance(profile, str):
+        return profile
+    # Factors of an earlier fit are not kernel times of a table.
+    table = kernel_table(replace(profile, kernel_factors=None), row)
+    clients = Clients(
+        input_tokens=row.input_tokens,
+        output_tokens=row.output_tokens,
+        concurrency=row.concurrency,
+    )
+    try:
+        work = serving_work(table, clients)
+    except ValueError as error:
+        return str(error)
+    doubt = _doubt(row, table)
+    return doubt or ServingSample(row=row, model=profile.model, gpus=table.gpus, work=work)
+
+
+def _origin(row: ServingRow) -> tuple[object, ...]:
+    """Runs that one source made in one way."""
+    return (row.engine, row.model, row.gpu, row.precision, row.version)
+
+
+def _doubt(row: ServingRow, table: LatencyTable) -> str:
+    """Why one engine in a closed loop cannot have made these figures; empty where it can."""
+    whole_s = row.ttft_s + row.tpot_s * row.output_tokens
+    prompts_s = row.concurrency * table.prefill_s(row.input_tokens, row.input_tokens**2 / 2)
+    if SHORTEST * prompts_s > whole_s:
+        return SEVERAL
+    held = row.concurrency * (row.input_tokens + row.output_tokens)
+    if row.ttft_s > row.tpot_s * row.output_tokens and held < table.kv_capacity_tokens:
+        return "most clients waited though the KV of all fits: a limit that is not published"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConstants:
+    """Constants of one profile and engine version; factors on kernel times, and seconds."""
+
+    decode: float
+    doubling: float
+    prefill: float
+    per_step: float
+    per_running: float
+    per_prefill: float
+    per_request: float
+
+    def _seconds(self, work: SpanWork, gpus: int) -> float:
+        return (
+            (self.decode + self.doubling * log2(gpus)) * work.decode_s
+            + self.prefill * work.prefill_s
+            + self.per_step * work.steps
+            + self.per_running * work.sequences
+            + self.per_prefill * work.prompts
+        )
+
+    def tpot_s(self, sample: ServingSample) -> float:
+        """Seconds from one output token to the next."""
+        return self._seconds(sample.work.per_token, sample.gpus)
+
+    def ttft_s(self, sample: ServingSample) -> float:
+        """Seconds from a request to its first token."""
+        return self._seconds(sample.work.first_token, sample.gpus) + self.per_request
+
+
+def constants_of(profile: Profile, version: str) -> ServingConstants:
+    """Constants that a profile file states for an engine version; without that version, those that
+    simulations take.
+    """
+    factors = profile.kernel_factors or KernelFactors()
+    times = (profile.host_versions or {}).get(version)
+    host = profile.host if times is None else times
+    once = times or next(reversed((profile.host_versions or {}).values()), None)
+    return ServingConstants(
+        decode=factors.decode,
+        doubling=factors.decode_per_doubling,
+        prefill=factors.prefill,
+        per_step=host.per_step_s,
+        per_running=host.per_running_s,
+        per_prefill=host.per_prefill_s,
+        per_request=once.per_request_s if once else 0.0,
+    )

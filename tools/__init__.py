@@ -1,0 +1,1 @@
+"""Programs of a checkout that make what is shipped; nothing of them is in the wheel."""

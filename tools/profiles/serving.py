@@ -1,0 +1,271 @@
+"""Fit host time and kernel factors of profiles to published serving runs.
+
+    python -m tools.profiles serving ROWS.csv... --fit DIR
+
+`heddle calibrate serving` prints the errors of profiles alone.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from heddle.cli.outputs import OutputError, new_file, write
+from heddle.cli.serving import no_runs, plain_report, show_report
+from heddle_calibrate.fit.kernel_profile import GPUS
+from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.serving.errors import (
+    PredictedRun,
+    Profiles,
+    ServingReport,
+    part_error,
+    predicted,
+    shipped_profiles,
+)
+from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_calibrate.serving.rows import read_serving_rows
+from heddle_calibrate.serving.samples import ServingSample, samples
+from heddle_sim.profile_files import Profile, ProfileError, read_profile
+from tools.profiles.serving_fit import FEWEST, fit_serving, fits_without, fittable, same_for_all
+from tools.profiles.serving_page import serving_page
+from tools.profiles.serving_profile import inherited, stated_before, with_serving
+
+NO_RUNS = "no runs of it"
+TABLE_HOST = "host time of dense models in bfloat16 comes with their tables"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedServing:
+    """Errors of a fit, and its profiles."""
+
+    seen: ServingReport
+    unseen: ServingReport
+    """The same runs by fits without the group of each run."""
+    profiles: Sequence[Profile]
+    """Those with the constants of the vLLM runs."""
+    kept: Mapping[str, str]
+    """Why the other profiles ("model.gpu") are as they were."""
+
+
+def fit_rows(
+    paths: Iterable[Path], profiles: Profiles, *, from_scratch: bool = False
+) -> FittedServing:
+    """Fit published runs, each family of engines apart, and predict them with and without their
+    group (engine, model, GPU class, precision, TP degree) in the fit.
+
+    The constants that profiles have are the prior, so that few runs change them little; with
+    `from_scratch`, it is the same for all.
+
+    Raises PublishedRowsError with file, line and column for a table that cannot be read.
+    """
+    rows, unread = read_serving_rows(paths)
+    found, out = samples(rows, profiles)
+    prior = same_for_all if from_scratch else stated_before(profiles.values())
+    seen: list[PredictedRun] = []
+    unseen: list[PredictedRun] = []
+    for engine in sorted({sample.row.engine for sample in found}):
+        own = [sample for sample in found if sample.row.engine == engine]
+        fit, without = fit_serving(own, prior), fits_without(own, prior)
+        for sample in own:
+            names = f"{sample.model}.{sample.row.gpu}", sample.row.version
+            seen.append(predicted(sample, fit.constants(*names)))
+            unseen.append(predicted(sample, without[sample.row.group].constants(*names)))
+    vllm = [sample for sample in found if sample.row.engine == "vllm"]
+    fitted, kept = fitted_profiles(profiles, vllm, seen, unseen, from_scratch=from_scratch)
+    left_out = [*unread, *out]
+    return FittedServing(
+        seen=ServingReport(runs=seen, left_out=left_out),
+        unseen=ServingReport(runs=unseen, left_out=left_out),
+        profiles=fitted,
+        kept=kept,
+    )
+
+
+# -- the profiles of a fit -------------------------------------------------------------------------
+
+
+def fitted_profiles(
+    profiles: Profiles,
+    found: Sequence[ServingSample],
+    seen: Sequence[PredictedRun],
+    unseen: Sequence[PredictedRun],
+    *,
+    from_scratch: bool,
+) -> tuple[list[Profile], dict[str, str]]:
+    """Return the profiles with constants of a fit, and why each of the others is as it was.
+
+    The ground truth takes every second run, the cost estimate the others. Changed are profiles with
+    runs in both, and those derived from them; with `from_scratch`, those without runs as well.
+    """
+    # A fit that began at constants of an earlier one may have seen each group there.
+    unseen = unseen if from_scratch else []
+    ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
+    halves = ordered[::2], ordered[1::2]
+    prior = [stated_before(profiles.values(), estimate=rough) for rough in (False, True)]
+    if from_scratch:
+        prior = [same_for_all, same_for_all]
+    truth, estimate = (fit_serving(*each) for each in zip(halves, prior, strict=True))
+    by_half = [Counter((s.model, s.row.gpu) for s in fittable(half)) for half in halves]
+    by_model = Counter(s.model for s in ordered)
+    made: dict[tuple[str, str], Profile] = {}
+    kept: dict[str, str] = {}
+    for names, profile in sorted(profiles.items(), key=lambda item: bool(item[1].derived)):
+        model, gpu = names
+        here = sum((s.model, s.row.gpu) == names for s in ordered)
+        base = made.get((model, _base(gpu)))
+        if not profile.experts and profile.source.precision == "bfloat16":
+            kept[f"{model}.{gpu}"] = TABLE_HOST if here else NO_RUNS
+        elif base is not None and not here:
+            made[names] = inherited(profile, base)
+        elif from_scratch or all(half[names] for half in by_half):
+            own = [s for s in fittable(halves[0]) if (s.model, s.row.gpu) == names]
+            measured = _measured(names, seen, unseen)
+            made[names] = with_serving(
+                profile, truth, estimate, own, measured, update=not from_scratch
+            )
+        else:
+            kept[f"{model}.{gpu}"] = _too_few(here, by_model[model]) if here else NO_RUNS
+    return [made[names] for names in profiles if names in made], kept
+
+
+def _base(gpu: str) -> str:
+    card = GPUS.get(gpu)
+    return card.base if card is not None else ""
+
+
+def _too_few(here: int, of_model: int) -> str:
+    if of_model < 2 * FEWEST:
+        return f"{of_model} runs of the model; a fit needs {2 * FEWEST}"
+    return f"{here} run of it; a fit needs one for the ground truth and one for the cost estimate"
+
+
+def _measured(
+    names: tuple[str, str], seen: Sequence[PredictedRun], unseen: Sequence[PredictedRun]
+) -> dict[str, object]:
+    """Errors of the vLLM runs of a profile."""
+
+    def of_profile(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
+        return [r for r in runs if (r.model, r.row.gpu, r.row.engine) == (*names, "vllm")]
+
+    own, without = of_profile(seen), of_profile(unseen)
+    measured: dict[str, object] = {"runs": len(own)}
+    if own:
+        part = part_error("", own)
+        measured |= {
+            "tpot_mean_abs_pct": part.tpot,
+            "tpot_worst_pct": part.worst,
+            "ttft_mean_abs_pct": part.ttft,
+        }
+    if without:
+        part = part_error("", without)
+        measured["tpot_unseen_mean_abs_pct"] = part.tpot
+        measured["ttft_unseen_mean_abs_pct"] = part.ttft
+    return measured
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@click.command("serving")
+@click.argument(
+    "tables", metavar="ROWS.csv...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--profile",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Profile file, repeated [those in DIR, else the shipped ones]",
+)
+@click.option(
+    "--fit",
+    "folder",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for the profiles that have runs. Constants that its profiles have count as well",
+)
+@click.option(
+    "--from-scratch",
+    is_flag=True,
+    help="Forget the constants that profiles have, and write those without rows too",
+)
+@click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="HTML page")
+@click.option("--force", is_flag=True, help="Replace files that exist")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
+def command(
+    tables: tuple[Path, ...],
+    files: tuple[Path, ...],
+    folder: Path,
+    from_scratch: bool,
+    out: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Fit host time and kernel factors to published serving runs, with the errors.
+
+    Errors are those of the fit, and those of fits without the group of a run (engine, model, GPU
+    class, precision, TP degree). Without --from-scratch, few rows change the constants of their
+    profiles little, and no others.
+    """
+    try:
+        if out is not None:
+            new_file(out, force)
+        profiles = _named(files) if files else shipped_profiles()
+        if not files:
+            paths = [folder / f"{model}.{gpu}.json" for model, gpu in profiles]
+            profiles |= _named([path for path in paths if path.is_file()])
+        fitted = fit_rows(tables, profiles, from_scratch=from_scratch)
+        if not fitted.seen.runs:
+            raise PublishedRowsError(no_runs(fitted.seen))
+        _save(fitted.profiles, folder, force)
+        if out is not None:
+            write(out, serving_page(fitted.seen, fitted.unseen))
+    except (OutputError, ProfileError, PublishedRowsError) as e:
+        raise click.ClickException(str(e)) from e
+    if as_json:
+        report = {
+            **plain_report(fitted.seen),
+            "unseen": plain_report(fitted.unseen),
+            "written": [f"{p.model}.{p.gpu}" for p in fitted.profiles],
+            "kept": dict(fitted.kept),
+        }
+        click.echo(json.dumps(report))
+        return
+    show_report(fitted.seen)
+    click.echo("\nby fits without the group of each run:")
+    show_report(fitted.unseen)
+    _show_written(fitted, folder, from_scratch=from_scratch)
+    if out is not None:
+        click.echo(f"page: {out}")
+
+
+def _named(files: Iterable[Path]) -> dict[tuple[str, str], Profile]:
+    return {(p.model, p.gpu): p for p in map(read_profile, files)}
+
+
+def _save(profiles: Sequence[Profile], folder: Path, force: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {folder / f"{p.model}.{p.gpu}.json": p for p in profiles}
+    for path in paths:
+        new_file(path, force)
+    for path, profile in paths.items():
+        write(path, encode_profile(profile))
+
+
+def _show_written(fitted: FittedServing, folder: Path, *, from_scratch: bool) -> None:
+    if not from_scratch:
+        click.echo(
+            "the fit began at the constants that the profiles have: errors without a group are of "
+            "runs that an earlier fit may have seen"
+        )
+    names = ", ".join(f"{p.model}.{p.gpu}" for p in fitted.profiles)
+    count = len(fitted.profiles)
+    click.echo(f"written to {folder}: {count} profiles{': ' if names else ''}{names}")
+    for name, why in fitted.kept.items():
+        if why != NO_RUNS:
+            click.echo(f"left as it was: {name}: {why}")
+    without = sum(why == NO_RUNS for why in fitted.kept.values())
+    click.echo(f"left as they were: {without} profiles without runs")

@@ -1,0 +1,195 @@
+"""Host time and kernel factors from published serving runs, and their errors on runs left out.
+
+TPOT and TTFT of a run are linear in the constants (`heddle_calibrate.serving`). Each constant is a
+sum over levels: the whole family of engines, the model, its profile on one GPU class, the engine
+version. Ridge regression with a prior spread for each level (`LEVELS`) makes rows speak first for
+their own profile and version, then for their relatives; a model without rows takes what the family
+has. Levels add to a prior: the same for all (`PRIOR`), or the constants that profiles have.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import log2
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heddle_calibrate.serving.replay import SpanWork
+from heddle_calibrate.serving.samples import ServingConstants, ServingSample
+
+Floats = NDArray[np.float64]
+Term = tuple[str, str, str]
+"""A quantity, a level, and which one of that level."""
+
+PRIOR = {
+    "decode": 1.0,
+    "doubling": 0.0,
+    "prefill": 1.0,
+    "per_step": 0.8e-3,
+    "per_running": 10e-6,
+    "per_prefill": 0.8e-3,
+    "per_request": 5e-3,
+}
+"""Factors on kernel time, and seconds: per step, running sequence and step, prompt in prefill and
+step, request."""
+LEVELS: dict[str, dict[str, float]] = {
+    "decode": {"model": 0.15, "profile": 0.06},
+    "doubling": {"gpu": 0.03, "model": 0.03},
+    "prefill": {"family": 0.2, "model": 0.3, "profile": 0.1},
+    "per_step": {"family": 0.5e-3, "version": 0.5e-3, "profile": 0.3e-3},
+    "per_running": {"family": 10e-6, "version": 10e-6, "model": 20e-6},
+    "per_prefill": {"family": 0.5e-3, "version": 0.5e-3},
+    "per_request": {"family": 10e-3, "version": 20e-3, "profile": 20e-3},
+}
+"""Prior spread of what each level adds to a quantity."""
+LEAST = {"doubling": -1.0, "per_running": 1e-6}
+"""Others are at least 0. A further sequence is never free."""
+SPREAD = 0.05
+"""Relative error of a TPOT that is no surprise; larger ones count linearly."""
+FEWEST = 6
+"""Runs of a model; fewer do not tell a kernel factor from an accident, and are not fitted."""
+TTFT_WEIGHT = 0.25
+TTFT_SPREAD = 0.2
+
+PriorOf = Callable[[str, str], ServingConstants]
+"""Constants before a fit, of a profile ("model.gpu") and an engine version."""
+
+
+def same_for_all(profile: str, version: str) -> ServingConstants:
+    """Return the prior that needs no earlier fit."""
+    return ServingConstants(**PRIOR)
+
+
+def level_keys(profile: str, version: str) -> dict[str, str]:
+    """Name which one of each level a profile ("model.gpu") and an engine version belong to."""
+    model, _, gpu = profile.rpartition(".")
+    return {
+        "family": "",
+        "model": model,
+        "profile": profile,
+        "gpu": gpu,
+        "version": version,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFit:
+    """What each level adds to each quantity."""
+
+    terms: Mapping[Term, float]
+    prior: PriorOf = same_for_all
+
+    def constants(self, profile: str, version: str) -> ServingConstants:
+        """Constants of a profile ("model.gpu") and an engine version, none negative.
+
+        A level without rows adds nothing.
+        """
+        keys = level_keys(profile, version)
+        values = {}
+        for quantity, before in asdict(self.prior(profile, version)).items():
+            value = before + sum(
+                self.terms.get((quantity, level, keys[level]), 0.0) for level in LEVELS[quantity]
+            )
+            values[quantity] = max(LEAST.get(quantity, 0.0), value)
+        return ServingConstants(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """Weighted rows for the TPOT of each sample, then for the TTFT of each."""
+
+    terms: list[Term]
+    matrix: Floats
+    target: Floats
+    prior: PriorOf
+
+
+def _columns(sample: ServingSample, work: SpanWork, *, first: bool) -> dict[str, float]:
+    return {
+        "decode": work.decode_s,
+        "doubling": work.decode_s * log2(sample.gpus),
+        "prefill": work.prefill_s,
+        "per_step": work.steps,
+        "per_running": work.sequences,
+        "per_prefill": work.prompts,
+        "per_request": float(first),
+    }
+
+
+def _design(found: Sequence[ServingSample], prior: PriorOf) -> _Design:
+    """Relative errors; runs that repeat others count as one."""
+    place: dict[Term, int] = {}
+    entries: list[tuple[int, int, float]] = []
+    target: list[float] = []
+    alike = [(*s.row.work, s.row.dp, s.row.concurrency) for s in found]
+    times = {work: alike.count(work) for work in set(alike)}
+    for first in (False, True):
+        for sample, work in zip(found, alike, strict=True):
+            row, at = sample.row, len(target)
+            part = sample.work.first_token if first else sample.work.per_token
+            measured = row.ttft_s if first else row.tpot_s
+            scale = (TTFT_WEIGHT if first else 1.0) / measured / times[work] ** 0.5
+            columns, keys = (
+                _columns(sample, part, first=first),
+                level_keys(f"{sample.model}.{row.gpu}", row.version),
+            )
+            before = asdict(prior(keys["profile"], row.version))
+            known = sum(before[name] * value for name, value in columns.items())
+            target.append((measured - known) * scale)
+            for name, value in columns.items():
+                for level in LEVELS[name]:
+                    column = place.setdefault((name, level, keys[level]), len(place))
+                    entries.append((at, column, value * scale))
+    matrix = np.zeros((len(target), len(place)))
+    for at, column, value in entries:
+        matrix[at, column] = value
+    return _Design(list(place), matrix, np.array(target), prior)
+
+
+def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
+    """Ridge regression of the chosen samples; large errors count linearly."""
+    rows = np.concatenate([chosen, chosen])
+    matrix, target = design.matrix[rows], design.target[rows]
+    n = int(chosen.sum())
+    usual = np.repeat([SPREAD, TTFT_SPREAD * TTFT_WEIGHT], n)
+    prior = np.array([SPREAD / LEVELS[name][level] for name, level, _ in design.terms])
+    weight = np.ones(2 * n)
+    values = np.zeros(len(design.terms))
+    for _ in range(6):
+        weighted = matrix * weight[:, None]
+        square = weighted.T @ weighted + np.diag(prior**2)
+        values = np.linalg.solve(square, weighted.T @ (target * weight))
+        error = np.abs(matrix @ values - target)
+        weight = 1 / np.sqrt(np.maximum(1.0, error / usual))
+    terms = dict(zip(design.terms, map(float, values), strict=True))
+    return ServingFit(terms=terms, prior=design.prior)
+
+
+def _enough(found: Sequence[ServingSample]) -> NDArray[np.bool_]:
+    runs = Counter(sample.model for sample in found)
+    return np.array([runs[sample.model] >= FEWEST for sample in found], bool)
+
+
+def fittable(found: Sequence[ServingSample]) -> list[ServingSample]:
+    """Return the samples that a fit of them all uses."""
+    return [sample for sample, use in zip(found, _enough(found), strict=True) if use]
+
+
+def fit_serving(found: Sequence[ServingSample], prior: PriorOf = same_for_all) -> ServingFit:
+    """Fit all constants to all samples, which are of one family of engines."""
+    if not found:
+        return ServingFit(terms={}, prior=prior)
+    return _solve(_design(found, prior), _enough(found))
+
+
+def fits_without(
+    found: Sequence[ServingSample], prior: PriorOf = same_for_all
+) -> dict[tuple[str, str, str, str, int], ServingFit]:
+    """Fit once without each group of rows, by the group."""
+    design, enough = _design(found, prior), _enough(found)
+    groups = [sample.row.group for sample in found]
+    return {
+        group: _solve(design, enough & np.array([other != group for other in groups]))
+        for group in sorted(set(groups))
+    }
