@@ -116,7 +116,7 @@ def _config(loop: Loop, folder: Path) -> LoopConfig:
     return LoopConfig(
         run=run,
         regimes=loop.regimes,
-        steps=loop.steps,
+        batches=loop.steps,
         groups=loop.groups,
         samples=loop.samples,
         colocated=loop.colocated,

@@ -18,7 +18,9 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
         "heddle compare rollout.jsonl.gz --policies verl,heddle,heddle+never",
     ),
     "simulate": ("heddle simulate rollout.jsonl.gz --policy heddle --gpus 16",),
-    "loop": ("heddle loop rollout.jsonl.gz --regimes sync,areal --gpus 64 --train-gpus best",),
+    "loop": (
+        "heddle loop rollout.jsonl.gz --regimes sync,areal --gpus 64 --sweep loop.train_gpus=best",
+    ),
     "plan": (
         "heddle plan rollout.jsonl.gz --model qwen3-14b --gpu h100 --gpus 64",
         "heddle plan --loop rollout.jsonl.gz --gpus 64",

@@ -23,7 +23,7 @@ OPTIONS: Final[Mapping[str, Sequence[str]]] = {
         "--gpus",
         "--tp",
         "--max-running",
-        "--roles",
+        "--sweep",
         "--over-capacity",
     ),
     "Configuration": ("--config", "--set", "--missing-tool-s"),

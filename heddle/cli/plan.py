@@ -261,7 +261,8 @@ def _planned_loop(
     from heddle.loop.splits import splits
 
     made = loop_of(config, [name.strip() for name in regimes.split(",") if name.strip()])
-    numbers, degrees = (swept.get(key, BEST) for key in ("loop.train_gpus", "cluster.tp"))
+    own = BEST if config.loop.train_gpus is None else [made.train_gpus]
+    numbers, degrees = swept.get("loop.train_gpus", own), swept.get("cluster.tp", BEST)
     with progress("estimating", "batches") as bar:
         return plan_loop(
             splits(

@@ -34,7 +34,7 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
         if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
             flag = "--gpus" if config.colocated else "loop.train_gpus"
             needed = str(found).partition(";")[0]
-            raise TrainingMemoryError(f"{needed}; {flag} {more} would do")
+            raise TrainingMemoryError(f"{needed}; {flag} = {more} would do")
     raise found
 
 

@@ -231,8 +231,8 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
         (("--policies", "verl", "--gpu", "h10"), "did you mean 'h100'?"),
         (("--policies", "verl", "--tp", "3", "--gpus", "3"), "TP degrees that fit: 1, 2, 4, 8"),
         (("--policies", "verl", "--tp", "2", "--gpus", "3"), "3 is not divisible by tp = 2"),
-        (("--policies", "verl", "--tp", "one"), "--tp one: write a number, several to try as 1,2"),
-        (("--policies", "verl", "--tp", "0"), "--tp 0: write a number, several to try as 1,2"),
+        (("--policies", "verl", "--tp", "one"), "--tp one: write a TP degree"),
+        (("--policies", "verl", "--tp", "0"), "--tp 0: write a TP degree"),
         (
             ("--policies", "verl", "--sweep", "cluster.tp=1,,2"),
             "cluster.tp=1,,2: write whole numbers from 1",
@@ -254,7 +254,7 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
             ("--policies", "verl", "--sweep", "cluster.tp=1,4", "--gpus", "6"),
             "gpus = 6 is not divisible by TP",
         ),
-        (("--policies", "verl", "--max-running", "many"), "--max-running many: write a number"),
+        (("--policies", "verl", "--max-running", "many"), "'many' is not a valid integer"),
         (("--policies", "verl", "--max-running", "9000"), "max_running must be from 1 to 8,192"),
         (
             ("--policies", "verl", "--sweep", "cluster.max_running=8,9000"),

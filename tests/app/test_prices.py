@@ -48,7 +48,7 @@ def loop(trace: str, *, gpus: int = 8, **changes: object) -> LoopConfig:
         regimes=("sync",),
         groups=3,
         samples=4,
-        steps=4,
+        batches=4,
         train_gpus=2,
     )
     return replace(config, **changes)  # type: ignore[arg-type]
@@ -417,7 +417,15 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
         "--set",
         "loop.batches=4",
     )
-    options = ("--regimes", "sync", "--sweep", "loop.train_gpus=2,4", "--tp", 2, *small)
+    options = (
+        "--regimes",
+        "sync",
+        "--sweep",
+        "loop.train_gpus=2,4",
+        "--sweep",
+        "cluster.tp=2",
+        *small,
+    )
     shown = heddle("loop", prompts, *options, "--objective", "cost", "--set", "prices.h100=36")
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output

@@ -43,7 +43,7 @@ def loops(tmp_path_factory: pytest.TempPathFactory) -> Made:
         regimes=REGIMES,
         groups=3,
         samples=4,
-        steps=STEPS,
+        batches=STEPS,
         train_gpus=4,
         env_start_s="5,2",
         env_failure_rate=0.1,

@@ -318,7 +318,7 @@ def test_roles_leave_a_loop_one_number_of_training_gpus(config: RunConfig):
     with pytest.raises(ConfigError, match="all are shared: take roles that add up to 8"):
         splits(shared, None, None)
     rewarded = replace(loop, reward_gpus=1)
-    with pytest.raises(ConfigError, match="4 train, 1 compute rewards: take loop.train_gpus = 3"):
+    with pytest.raises(ConfigError, match=r"4 train, 1 compute rewards: take loop\.train_gpus = 3"):
         splits(rewarded, [4], None)
 
 
@@ -439,7 +439,10 @@ def test_what_a_plan_simulates_has_its_estimates_and_no_length_of_the_trace(
             ("--set", 'cluster.pool=["h100:4"]', "--set", "cluster.roles=prefill=1,decode=3"),
             "roles names engines of one GPU",
         ),
-        (("--gpus", "8", "--sweep", "cluster.roles=best", "--loop"), "--roles has no effect here"),
+        (
+            ("--gpus", "8", "--sweep", "cluster.roles=best", "--loop"),
+            "--sweep cluster.roles has no effect here",
+        ),
         (
             (
                 "--gpus",

@@ -212,7 +212,7 @@ def test_a_bound_of_0_that_drops_late_groups_cannot_carry_any_over():
 
 @pytest.mark.parametrize("name", [n for n, cls in REGIMES.items() if not cls.can_share_gpus])
 def test_regimes_that_generate_while_they_train_need_gpus_of_their_own(name: str):
-    with pytest.raises(RegimeError, match="leave out loop.colocated"):
+    with pytest.raises(RegimeError, match=r"leave out loop\.colocated"):
         regime_named(name, shape(colocated=True))
 
 

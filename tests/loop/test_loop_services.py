@@ -68,10 +68,10 @@ def test_seconds_of_a_step_are_what_its_trainer_did_or_waited_for(trace: str):
 def test_asynchronous_regimes_hide_rewards(trace: str):
     longer = []
     for name in ("sync", "one-step-off", "areal", "verl-fully-async"):
-        slow = figures(trace, name, reward_s="50", steps=12)
+        slow = figures(trace, name, reward_s="50", batches=12)
         assert sum(slow.mean_split.values()) == pytest.approx(slow.mean_step_s)
         assert min(slow.mean_split.values()) >= 0.0
-        longer.append(slow.mean_step_s - figures(trace, name, steps=12).mean_step_s)
+        longer.append(slow.mean_step_s - figures(trace, name, batches=12).mean_step_s)
     assert longer[0] == pytest.approx(50.0)
     assert longer[2] < 25.0
 
@@ -243,7 +243,7 @@ def test_discarding_long_samples_shows_in_both_measures_of_bias(trace: str):
 
 
 def test_every_step_has_its_figures(trace: str):
-    found = figures(trace, "areal:max_head_offpolicyness=2", steps=12)
+    found = figures(trace, "areal:max_head_offpolicyness=2", batches=12)
     assert [step.clock.batch for step in found.split] == list(range(12))
     assert sum(step.trajectories for step in found.split) == 12 * GROUPS * SAMPLES
     assert sum(step.tokens for step in found.split) == found.all_trained_tokens

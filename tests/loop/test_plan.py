@@ -33,7 +33,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 def config(trace: str, *names: str, policy: str = "verl") -> LoopConfig:
     cluster = ClusterConfig(gpus=16, max_running=64, model="qwen3-8b")
     run = RunConfig(trace=trace, cluster=cluster, policy=PolicyConfig(preset=policy))
-    return LoopConfig(run=run, regimes=names or REGIMES, groups=16, samples=8, steps=8)
+    return LoopConfig(run=run, regimes=names or REGIMES, groups=16, samples=8, batches=8)
 
 
 def test_estimates_are_near_simulations_and_order_them_alike(trace: str):
@@ -137,7 +137,16 @@ def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
         "3",
     ]
     words += ["--set", "cluster.max_running=64"]
-    chosen = ["--set", "loop.train_gpus=4", "--tp", "1", "--simulate", "1", "--regimes", "sync"]
+    chosen = [
+        "--set",
+        "loop.train_gpus=4",
+        "--sweep",
+        "cluster.tp=1",
+        "--simulate",
+        "1",
+        "--regimes",
+        "sync",
+    ]
     printed = invoke("plan", "--loop", trace, *words, *chosen)
     planned = json.loads(invoke("plan", "--loop", trace, *words, *chosen, "--json"))
     command = shlex.split(printed.splitlines()[-1])
@@ -166,7 +175,7 @@ def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
         "loop.batches=4",
         "--set",
         "loop.colocated=true",
-        "--tp",
-        "2",
+        "--sweep",
+        "cluster.tp=2",
     )
-    assert "--regimes sync --colocated --tp 2" in printed
+    assert "--regimes sync --tp 2" in printed

@@ -58,7 +58,7 @@ def config(trace: str, *names: str, policy: str = "verl", **changes: object) -> 
     cluster = ClusterConfig(gpus=8 if pooled else 4, tp=2, max_running=8)
     run = RunConfig(trace=trace, cluster=cluster, policy=PolicyConfig(preset=policy))
     made = LoopConfig(
-        run=run, regimes=names or ("sync",), groups=GROUPS, samples=SAMPLES, steps=STEPS
+        run=run, regimes=names or ("sync",), groups=GROUPS, samples=SAMPLES, batches=STEPS
     )
     return replace(made, **changes)
 
@@ -243,7 +243,7 @@ def test_interrupted_steps_go_on_with_their_tokens(trace: str):
 
 
 def test_memory_does_not_grow_with_the_steps(trace: str):
-    setup = prepared(trace, "areal", steps=40, repeat=True)
+    setup = prepared(trace, "areal", batches=40, repeat=True)
     core = run(setup)
     assert core.core.groups.samples == {}
     assert core.core.groups.open == {}
@@ -270,14 +270,14 @@ def test_figures_of_a_comparison_fit_together(trace: str):
 
 
 def test_processes_change_no_result(trace: str):
-    configs = [config(trace, "sync", "rollart", seeds=2, steps=5)]
+    configs = [config(trace, "sync", "rollart", seeds=2, batches=5)]
     alone, together = (compare_regimes(configs, jobs=jobs).plain() for jobs in (1, 2))
     assert alone == together
 
 
 def test_a_run_directory_is_replayed_and_reported(trace: str, tmp_path: Path):
     names = ("rollpacker:eta_responses=1.5", "areal:max_head_offpolicyness=1", "april")
-    compare_regimes([config(trace, *names, policy="heddle", steps=5)], out=tmp_path)
+    compare_regimes([config(trace, *names, policy="heddle", batches=5)], out=tmp_path)
     runs = [load_run(path) for path in tmp_path.iterdir()]
     assert {run.label for run in runs} == {f"{name} heddle s0" for name in names}
     for run in runs:
@@ -326,10 +326,10 @@ def test_tokens_of_cancelled_steps_count_as_wasted(trace: str):
 def test_no_loop_beats_its_bound(trace: str):
     for colocated in (False, True):
         for name in ("sync", "april:over_sampling=3", "rollpacker:eta_responses=1.5"):
-            one = config(trace, name, colocated=colocated, repeat=True, steps=12)
+            one = config(trace, name, colocated=colocated, repeat=True, batches=12)
             (row,) = compare_regimes([one]).regimes
             assert row.bound_fraction <= 1.0
-    eager = config(trace, "pipelinerl:attempts_in_flight=64", repeat=True, steps=20)
+    eager = config(trace, "pipelinerl:attempts_in_flight=64", repeat=True, batches=20)
     (row,) = compare_regimes([eager]).regimes
     assert 0.5 < row.bound_fraction <= 1.0
 
@@ -352,8 +352,8 @@ def test_an_engine_that_comes_back_during_training_waits_for_its_gpus(trace: str
 def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
     with pytest.raises(ConfigError, match="without an oracle"):
         prepared(trace, "sync", policy="heddle+oracle")
-    with pytest.raises(ConfigError, match="take --steps 7 or more"):
-        prepared(trace, "areal", steps=6)
+    with pytest.raises(ConfigError, match=r"take loop\.batches = 7 or more"):
+        prepared(trace, "areal", batches=6)
     mixed = config(trace)
     cluster = replace(mixed.run.cluster, mix=(2, 1, 1))
     with pytest.raises(ConfigError, match="engines of one TP degree"):
@@ -362,7 +362,7 @@ def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
     write_trace(path, synth("coding", trajectories=8, samples_per_group=4, seed=1))
     path.write_text(path.read_text().replace("coding-00001", "coding#1"))
     with pytest.raises(ConfigError, match="give it another name"):
-        prepared(str(path), "sync", groups=1, steps=3)
+        prepared(str(path), "sync", groups=1, batches=3)
 
 
 def test_gradients_of_complete_groups_shorten_a_step_and_train_the_same_batch(trace: str):
@@ -459,7 +459,7 @@ def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
 
 
 def test_the_gpus_of_a_pool_are_taken_out_once(trace: str):
-    small = replace(config(trace, SMALL["libra"]), repeat=True, steps=12)
+    small = replace(config(trace, SMALL["libra"]), repeat=True, batches=12)
     (row,) = compare_regimes([small]).regimes
     assert row.setup.gpus == 8 + small.train_gpus
     assert row.setup.config.run.cluster.gpus == 4
@@ -468,7 +468,7 @@ def test_the_gpus_of_a_pool_are_taken_out_once(trace: str):
 
 
 def test_a_run_directory_of_a_pool_is_replayed_where_its_slots_bind(trace: str, tmp_path: Path):
-    small = replace(config(trace, SMALL["libra"]), repeat=True, steps=12)
+    small = replace(config(trace, SMALL["libra"]), repeat=True, batches=12)
     cluster = replace(small.run.cluster, max_running=2)
     small = replace(small, run=replace(small.run, cluster=cluster))
     compare_regimes([small], out=tmp_path)
@@ -503,7 +503,7 @@ def test_every_part_gathers_sharded_parameters(trace: str):
 
 
 def test_parts_of_a_batch_have_one_optimizer_step(trace: str):
-    with pytest.raises(ConfigError, match="accumulate_from=0, or --optimizer-steps 1"):
+    with pytest.raises(ConfigError, match=r"accumulate_from=0, or loop\.optimizer_steps = 1"):
         prepared(trace, "heddle-loop", optimizer_steps=2)
     assert prepared(trace, "heddle-loop:accumulate_from=0", optimizer_steps=2).regime
 
