@@ -9,7 +9,6 @@ from heddle.loop.config import LoopConfig
 from heddle.loop.setup import loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
 from heddle.runs import Run, RunError
-from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle.train.config import TrainConfig, echo_task
@@ -121,8 +120,6 @@ def _policy(run: Run) -> Policy:
     trained model, which is a file of its own.
     """
     config, shared = run.config, Workspace()
-    name = upgraded_policy(config.policy.preset, run.manifest.get("presets", 1))
-    config = replace(config, policy=replace(config.policy, preset=name))
     oracle = needs_oracle(config.policy.preset)
     if oracle:
         check_trace(run, shared, "its oracle needs the trace that it knew")
