@@ -28,7 +28,7 @@ from heddle.simulation import simulate
 TRACE = "traces/coding-512.jsonl.gz"
 SMALL = ("h100:8:tp=2", "l40s:8:tp=4")
 ROUNDS = 3
-POLICIES = ("rollart-measured", "heddle-no-plan", "heddle")
+POLICIES = ("rollart-measured", "heddle+fixed+keep_engines", "heddle")
 
 
 def options() -> argparse.Namespace:

@@ -134,4 +134,8 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+    if sys.argv[1:2] == ["real_training"]:
+        from experiments.real_training.command import main as train
+
+        train(sys.argv[2:], prog_name="python -m experiments real_training")
     main()

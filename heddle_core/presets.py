@@ -43,7 +43,7 @@ from heddle_core.parts.scheduler.probes_first import ProbesFirst
 from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
 from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, next_round, progressive
-from heddle_core.policy import NoConsolidation, Placement, Policy, PolicyContext
+from heddle_core.policy import Placement, Policy, PolicyContext
 
 Factory: TypeAlias = Callable[[PolicyContext], Policy]
 
@@ -176,31 +176,6 @@ def heddle_paper(context: PolicyContext) -> Policy:
     )
 
 
-def heddle_no_migration(context: PolicyContext) -> Policy:
-    """`heddle` whose homes never move."""
-    return replace(heddle(context), migration=Never())
-
-
-def heddle_no_plan(context: PolicyContext) -> Policy:
-    """`heddle` on engines of one TP degree, the baselines', for the whole rollout."""
-    return replace(heddle(context), planner=FixedPlan(context), consolidation=NoConsolidation())
-
-
-def heddle_no_widening(context: PolicyContext) -> Policy:
-    """`heddle` whose engines stay as planned."""
-    return replace(heddle(context), consolidation=NoConsolidation())
-
-
-def heddle_no_priority(context: PolicyContext) -> Policy:
-    """`heddle` with queues by arrival, as in vLLM."""
-    return replace(heddle(context), scheduler=Fcfs())
-
-
-def heddle_no_placement(context: PolicyContext) -> Policy:
-    """`heddle` with verl's pins for homes, which move only off engines that stop."""
-    return replace(heddle(context), placement=Sticky(), migration=Never())
-
-
 PRESETS: Mapping[str, Factory] = {
     "slime": slime,
     "verl": verl,
@@ -219,11 +194,6 @@ PRESETS: Mapping[str, Factory] = {
     "rollart-measured": rollart_measured,
     "heddle": heddle,
     "heddle-paper": heddle_paper,
-    "heddle-no-migration": heddle_no_migration,
-    "heddle-no-plan": heddle_no_plan,
-    "heddle-no-widening": heddle_no_widening,
-    "heddle-no-priority": heddle_no_priority,
-    "heddle-no-placement": heddle_no_placement,
 }
 
 

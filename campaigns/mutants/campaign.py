@@ -52,7 +52,6 @@ NEAR: Final[Mapping[str, tuple[str, ...]]] = {
 WITH_ENGINES: Final = (
     "heddle_runtime/vllm/",
     "heddle_runtime/vllm_http/render_process",
-    "heddle_runtime/train/",
     "heddle_runtime/tiny_model",
 )
 """What only tests of real engines cover."""

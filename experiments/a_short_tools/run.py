@@ -12,7 +12,7 @@ SCALES = (1.0, 6.0, 30.0)
 TOOL_S = 0.046
 SERVED = ("heddle-paper", "heddle-paper+served", "heddle-paper+paper_quality")
 """Predictions awaited, late ones lost, awaited with the published quality (an oracle)."""
-SHOWN = ("slime", "heddle-paper", "heddle-paper+served", "heddle-no-migration", "heddle")
+SHOWN = ("slime", "heddle-paper", "heddle-paper+served", "heddle+never", "heddle")
 
 
 def measure(context: Context) -> Measured:
@@ -44,7 +44,7 @@ def measure(context: Context) -> Measured:
             "service_over_none": _ratio(awaited["0.27"], awaited["0.0"]),
             "heddle_over_verl": by_scale["heddle"]["1.0"],
             "migration_is_worth": _ratio(
-                by_scale["heddle"]["1.0"], by_scale["heddle-no-migration"]["1.0"]
+                by_scale["heddle"]["1.0"], by_scale["heddle+never"]["1.0"]
             ),
             "longer_tools": _ratio(
                 by_scale["heddle-paper+served"]["30.0"], by_scale["heddle-paper+served"]["1.0"]

@@ -8,7 +8,7 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import estimate, exactly
 
 TPS = (1, 2, 4, 8)
-UNIFORM, MIXED = "heddle-no-plan+oracle", "heddle+oracle"
+UNIFORM, MIXED = "heddle+fixed+keep_engines+oracle", "heddle+oracle"
 
 
 def measure(context: Context) -> Measured:

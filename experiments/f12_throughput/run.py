@@ -22,7 +22,7 @@ TPS = (1, 2, 4, 8)
 QUALITY = "heddle-paper+paper_quality"
 """The paper's parts with a predictor as good as the paper's; it is an oracle with errors."""
 SHOWN = ("verl", "verl-affinity", "slime", "heddle-paper", QUALITY, "heddle", "heddle+oracle")
-SHADES = {QUALITY: colour("heddle-no-plan")}
+SHADES = {QUALITY: colour("heddle+fixed+keep_engines")}
 """Else it would have the colour of `verl-affinity`."""
 PUBLISHED = (1.4, 2.3)
 """Throughput over verl in the paper's nine cells."""

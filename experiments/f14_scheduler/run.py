@@ -10,10 +10,10 @@ from experiments.harness.values import across, estimate
 WORKLOADS = ("coding", "search", "math")
 ORDERS = {
     "heddle": "longest first",
-    "heddle-no-priority": "first come",
-    "heddle-no-priority+round_robin": "round robin",
-    "heddle-no-priority+autellix": "least attained",
-    "heddle-no-priority+sjf": "shortest first",
+    "heddle+fcfs": "first come",
+    "heddle+fcfs+round_robin": "round robin",
+    "heddle+fcfs+autellix": "least attained",
+    "heddle+fcfs+sjf": "shortest first",
 }
 PINNED = "verl+progressive_priority+paper_quality"
 FEW = 32
@@ -32,13 +32,13 @@ def measure(context: Context) -> Measured:
 
     queueing = {w: {p: _waited(context, p, w) for p in ORDERS} for w in WORKLOADS}
     ours = sum(queueing[w]["heddle"].mean for w in WORKLOADS)
-    theirs = sum(queueing[w]["heddle-no-priority"].mean for w in WORKLOADS)
+    theirs = sum(queueing[w]["heddle+fcfs"].mean for w in WORKLOADS)
     return Measured(
         values={
-            "over_fcfs": gain("heddle-no-priority"),
-            "over_round_robin": gain("heddle-no-priority+round_robin"),
-            "over_autellix": gain("heddle-no-priority+autellix"),
-            "over_sjf": gain("heddle-no-priority+sjf"),
+            "over_fcfs": gain("heddle+fcfs"),
+            "over_round_robin": gain("heddle+fcfs+round_robin"),
+            "over_autellix": gain("heddle+fcfs+autellix"),
+            "over_sjf": gain("heddle+fcfs+sjf"),
             "pinned_over_fcfs": few("verl"),
             "pinned_over_round_robin": few("verl+round_robin"),
             "pinned_over_autellix": few("verl+autellix"),

@@ -9,9 +9,9 @@ from experiments.harness.values import across
 
 WORKLOADS = ("coding", "search", "math")
 EVEN = {
-    "heddle-no-plan": "presorted, migrating",
-    "heddle-no-plan+least_loaded+never": "least load",
-    "heddle-no-plan+cache_aware+never": "cache-aware",
+    "heddle+fixed+keep_engines": "presorted, migrating",
+    "heddle+fixed+keep_engines+least_loaded+never": "least load",
+    "heddle+fixed+keep_engines+cache_aware+never": "cache-aware",
 }
 PAPER = "heddle-paper+paper_quality"
 PAPER_LOAD = "heddle-paper+paper_quality+least_loaded+never"
@@ -26,15 +26,19 @@ def measure(context: Context) -> Measured:
 
     return Measured(
         values={
-            "over_least_load": gain("heddle-no-plan", "heddle-no-plan+least_loaded+never"),
-            "over_cache_aware": gain("heddle-no-plan", "heddle-no-plan+cache_aware+never"),
-            "over_pinned_on_planned": gain("heddle", "heddle-no-placement"),
+            "over_least_load": gain(
+                "heddle+fixed+keep_engines", "heddle+fixed+keep_engines+least_loaded+never"
+            ),
+            "over_cache_aware": gain(
+                "heddle+fixed+keep_engines", "heddle+fixed+keep_engines+cache_aware+never"
+            ),
+            "over_pinned_on_planned": gain("heddle", "heddle+sticky+never"),
             "paper_over_least_load": gain(PAPER, PAPER_LOAD),
         },
         data={
             w: {
                 p: found.estimate("throughput_tok_s", policy=p, workload=w).plain()
-                for p in (*EVEN, "heddle", "heddle-no-placement", PAPER, PAPER_LOAD)
+                for p in (*EVEN, "heddle", "heddle+sticky+never", PAPER, PAPER_LOAD)
             }
             for w in WORKLOADS
         },
@@ -46,7 +50,7 @@ def draw(data: Any, path: Path) -> None:
     figure, axes = page(2, width=8.0, sharey=True)
     panels = (
         ("Engines of one TP degree", EVEN),
-        ("Engines of heddle", {"heddle": "heddle", "heddle-no-placement": "pinned by load"}),
+        ("Engines of heddle", {"heddle": "heddle", "heddle+sticky+never": "pinned by load"}),
     )
     for ax, (title, shown) in zip(axes, panels, strict=True):
         series = [

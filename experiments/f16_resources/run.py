@@ -12,8 +12,8 @@ from experiments.harness.values import across, estimate
 WORKLOADS = ("coding", "search", "math")
 LAYOUTS: dict[str, dict[str, Any]] = {
     "planned": {"policy": "heddle"},
-    "TP 1": {"policy": "heddle-no-plan", "tp": 1},
-    "TP 8": {"policy": "heddle-no-plan", "tp": 8},
+    "TP 1": {"policy": "heddle+fixed+keep_engines", "tp": 1},
+    "TP 8": {"policy": "heddle+fixed+keep_engines", "tp": 8},
 }
 PAPER = {"policy": "heddle-paper+paper_quality"}
 """The paper's parts, with a predictor of the published quality."""

@@ -51,7 +51,7 @@ MODEL, SWEEP = WORK / "medium", WORK / "widening-sweep.json"
 PROFILE = HERE / "widening.profile.json"
 TRACE, EARLIER = WORK / "widening.jsonl.gz", WORK / "widening-earlier.jsonl.gz"
 
-POLICIES = {"heddle-no-widening+fixed": "kept", "heddle+fixed": "widened"}
+POLICIES = {"heddle+fixed+keep_engines": "kept", "heddle+fixed": "widened"}
 ENGINES, TRAJECTORIES, PER_GROUP, SHRINK = 2, 12, 4, 1.5
 MAX_RUNNING, CONTEXT, SWEPT_CONTEXT = 8, 8192, 2048
 STATED = 20

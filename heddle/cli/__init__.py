@@ -1,6 +1,7 @@
 """The command line. Verbs import their modules when they run, so that help is fast."""
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,6 @@ VERBS = {
     "simulate": "heddle.cli.simulate:simulate",
     "run": "heddle.cli.run:run",
     "serve": "heddle.cli.serve:serve",
-    "train": "heddle.cli.train:train",
     "plan": "heddle.cli.plan:plan",
     "replay": "heddle.cli.replay:replay",
     "runs": "heddle.cli.runs:runs",
@@ -35,6 +35,11 @@ VERBS = {
     "regimes": "heddle.cli.regimes:regimes",
     "prices": "heddle.cli.prices:prices",
 }
+
+VERBS_THAT_WENT: Mapping[str, str] = {
+    "train": "python -m experiments real_training, in a checkout of Heddle",
+}
+"""Verbs of heddle 0.1, and what takes their place."""
 
 
 class Verbs(click.RichGroup):
@@ -60,6 +65,9 @@ class Verbs(click.RichGroup):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
+            if (now := VERBS_THAT_WENT.get(error.command_name)) is not None:
+                said = f"`heddle {error.command_name}` is no command any more: {now}"
+                raise click.UsageError(said, ctx) from None
             raise NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

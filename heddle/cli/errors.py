@@ -23,7 +23,6 @@ RUN_FAILURES = (
     "WorkerError",
     "MeasureError",
     "TooManyFailuresError",
-    "TrainerFailedError",
     "GatewayFailedError",
 )
 """Errors of ours for failed runs, as opposed to wrong usage."""

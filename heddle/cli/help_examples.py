@@ -34,7 +34,6 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
         "heddle serve --worker http://node1:8000 --policy heddle",
         "heddle serve --engine vllm --model-dir models/mine --policy heddle",
     ),
-    "train": ("heddle train --regime sync",),
     "runs": (
         "heddle runs",
         "heddle runs coding --policy heddle",

@@ -8,7 +8,7 @@ import rich_click as click
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "Begin": ("demo", "try"),
     "Simulate": ("compare", "simulate", "loop", "plan"),
-    "Run on engines": ("run", "serve", "train"),
+    "Run on engines": ("run", "serve"),
     "Look at runs": ("runs", "report", "replay"),
     "Inputs": ("trace", "profile", "calibrate", "predict"),
     "Lists": ("policies", "regimes", "prices"),

@@ -3,7 +3,7 @@
 The baseline first runs at the TP degree of the configuration, then at its best. Each further step
 puts parts of `heddle` in place of the baseline's, and keeps those of the steps before; the last is
 `heddle` itself. A part is worth what it adds *in this order*: migration without placement, say, may
-be worth more or less. `heddle-no-migration` and its like take one part away instead.
+be worth more or less. `heddle+never` and its like take one part away instead.
 """
 
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ GPUS_PER_NODE: Final = 8
 FIRST_PORT: Final = 8000
 POLICY: Final = "heddle"
 """Of verl's router, which leaves the engines to verl."""
-SERVED_POLICY: Final = "heddle-no-plan"
+SERVED_POLICY: Final = "heddle+fixed+keep_engines"
 """The same on the engines of the plan, which stay."""
 ROUTER: Final = "-router"
 """Ends the name, without suffix, of the second file for verl."""

@@ -25,6 +25,15 @@ from heddle_core.presets import PRESETS
 ENTRY_POINTS = "heddle.policies"
 PART_ENTRY_POINTS = "heddle.parts"
 
+PRESETS_THAT_WENT: Mapping[str, str] = {
+    "heddle-no-migration": "heddle+never",
+    "heddle-no-placement": "heddle+sticky+never",
+    "heddle-no-plan": "heddle+fixed+keep_engines",
+    "heddle-no-priority": "heddle+fcfs",
+    "heddle-no-widening": "heddle+keep_engines",
+}
+"""Presets of heddle 0.1, and the policies that decide the same."""
+
 
 class PolicyError(ValueError):
     """A policy or a part was found but cannot be used."""
@@ -226,6 +235,8 @@ def _callable(found: object, name: str) -> Callable[[PolicyContext], Any]:
 
 
 def _unknown(name: str) -> str:
+    if name in PRESETS_THAT_WENT:
+        return f"the preset {name!r} is {PRESETS_THAT_WENT[name]!r} now"
     known = [*PRESETS, *(p for p in installed_policies() if p not in PRESETS)]
     return (
         f"no policy is called {name!r}.{_nearest(name, known)} Known: {', '.join(known)}; "

@@ -23,7 +23,6 @@ from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
 from heddle.cost.prices import RunCost
 from heddle.runs import files
-from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
 from heddle.runs.journal_entries import decode, from_text
@@ -41,7 +40,8 @@ from heddle_runtime.clock import Lateness
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
 
-SCHEMA = "heddle.run/1"
+SCHEMA = "heddle.run/2"
+_OF_OLDER_RUNS = "heddle.run/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +255,6 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "world": facts.world,
         "loop": facts.loop,
         "policy": config.policy.preset,
-        "presets": PRESETS_VERSION,
         "seed": config.seed,
         "oracle": facts.oracle,
         "history": facts.history,
@@ -311,11 +310,9 @@ class Run:
         """The policy's context without its model; None if the driver kept none."""
         path = self.path / files.CONTEXT
         if not path.exists():
-            path = self.path / files.OLD_CONTEXT
-        if not path.exists():
             return None
         try:
-            plain = from_plain(upgraded_context(files.read_json(path) | {"learned": None}))
+            plain = from_plain(files.read_json(path) | {"learned": None})
             return msgspec.convert(plain, PolicyContext, str_keys=True, dec_hook=from_text)
         except msgspec.ValidationError as e:
             raise RunError(f"{path}: damaged: {e}") from None
@@ -367,6 +364,10 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
             f"{path}: not a run directory ({why}); `heddle runs` lists those of a folder"
         )
     manifest = files.read_json(path / files.MANIFEST)
+    if manifest.get("schema") == _OF_OLDER_RUNS:
+        raise RunError(
+            f"{path}: its schema is {_OF_OLDER_RUNS!r}, made by heddle 0.1.x; heddle 0.1 reads it"
+        )
     if manifest.get("schema") != SCHEMA:
         raise RunError(
             f"{path}: its schema is {manifest.get('schema')!r}; this version reads {SCHEMA!r}"

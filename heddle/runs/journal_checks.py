@@ -9,12 +9,10 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heddle.runs.compatibility import upgraded
 from heddle.runs.journal_entries import restored
 from heddle.runs.journal_schema import layouts, schema
 from heddle_core.plans import PlanProblem
@@ -30,7 +28,7 @@ def fault(table: pa.Table) -> str | None:
     """
     _validate(table)
     for field in schema():
-        if field.name in table.column_names and table.schema.field(field.name).type != field.type:
+        if table.schema.field(field.name).type != field.type:
             return f"its column {field.name!r} is not of type {field.type}"
     return _missing(table) or _numbers(table) or _nested(table)
 
@@ -61,9 +59,7 @@ def _validate(table: pa.Table) -> None:
 @cache
 def _columns(name: str) -> tuple[tuple[str, bool], ...]:
     """Columns of an event or command class, and whether each of its rows has a value there."""
-    layout = layouts()[name]
-    later = {f.name for f in msgspec.structs.fields(layout.cls) if not f.required} | {"role"}
-    return tuple((f.column, not f.optional and f.column not in later) for f in layout.plain)
+    return tuple((f.column, not f.optional) for f in layouts()[name].plain)
 
 
 def _missing(table: pa.Table) -> str | None:
@@ -81,10 +77,9 @@ def _missing(table: pa.Table) -> str | None:
             most[column] += rows
             least[column] += rows if always else 0
     for column in most:
-        if column in table.column_names:
-            values = len(table) - table.column(column).null_count
-            if not least[column] <= values <= most[column]:
-                return f"its column {column!r} has {values:,} values and not {most[column]:,}"
+        values = len(table) - table.column(column).null_count
+        if not least[column] <= values <= most[column]:
+            return f"its column {column!r} has {values:,} values and not {most[column]:,}"
     return None
 
 
@@ -118,7 +113,7 @@ def _nested(table: pa.Table) -> str | None:
             values = json.loads(text)
             for field, hint in layout.nested if layout is not None else ():
                 if hint is not PlanProblem:
-                    restored(upgraded(field, values[field]), hint)
+                    restored(values[field], hint)
         except (KeyError, TypeError, ValueError) as e:
             return f"the payload of row {row:,} cannot be read: {type(e).__name__}: {e}"
     return None

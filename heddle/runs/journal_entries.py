@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.compatibility import ROLLOUT_OF_OLD_RUNS, upgraded, upgraded_problem
 from heddle.runs.journal_columns import Ints
 from heddle.runs.journal_schema import EVENTS, layouts
 from heddle.runs.shape_keys import from_plain
@@ -76,7 +75,6 @@ def _list(column: Any) -> list[Any]:
 def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
     """Build each row's event or command, a class at a time; the numbers are those of events."""
     names = np.array(_list(batch.column("name")), object)
-    there = set(batch.schema.names)
     out: list[Any] = [None] * len(names)
     for name in dict.fromkeys(names.tolist()):
         layout = layouts().get(name)
@@ -84,7 +82,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
             raise JournalError(f"journal names {name!r}, which this version does not know")
         index = np.flatnonzero(names == name)
         rows: Any = pa.array(index)
-        keys = [f.column for f in layout.plain if f.column in there]
+        keys = [f.column for f in layout.plain]
         columns: list[Sequence[Any]] = [_list(batch.column(key).take(rows)) for key in keys]
         for name_of_column in layout.engines:
             at = keys.index(name_of_column)
@@ -102,10 +100,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
             payloads = [json.loads(text or "{}") for text in texts]
             for field, hint in layout.nested:
                 keys.append(field)
-                columns.append([restored(upgraded(field, p[field]), hint) for p in payloads])
-        if any(f.column == "rollout" for f in layout.plain) and "rollout" not in keys:
-            keys.append("rollout")
-            columns.append([ROLLOUT_OF_OLD_RUNS] * len(index))
+                columns.append([restored(p[field], hint) for p in payloads])
         for i, row in zip(index.tolist(), zip(*columns, strict=True), strict=True):
             out[i] = layout.cls(**dict(zip(keys, row, strict=True)))
     return out
@@ -113,7 +108,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
 
 def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
     """Put the columns of an engine's shape together again."""
-    parts = [key for key in ("gpu", "tp", "role", "ep", "dp") if key in keys]
+    parts = EngineShape.__struct_fields__
     values = [columns[keys.index(part)] for part in parts]
     for part in parts:
         at = keys.index(part)
@@ -125,8 +120,7 @@ def _join_shapes(keys: list[str], columns: list[Sequence[Any]]) -> None:
 def restored(value: Any, hint: Any) -> Any:
     """Make the value of a nested field again from JSON."""
     if hint is PlanProblem:
-        path, problem = upgraded_problem(value["class"], value["value"])
-        return _convert(problem, _problem_class(path))
+        return _convert(value["value"], _problem_class(value["class"]))
     return _convert(value, hint)
 
 

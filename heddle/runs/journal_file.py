@@ -15,10 +15,8 @@ import pyarrow as pa
 from heddle.runs import files
 from heddle.runs.files import RunError
 from heddle.runs.journal_checks import fault
-from heddle.runs.journal_schema import needed, schema
+from heddle.runs.journal_schema import schema
 
-OLD_JOURNAL, OLD_STREAM = "events.parquet", "events.arrows"
-"""Version 0.1.0: the journal of a run that finished, and of one that did not."""
 MAGIC = b"ARROW1\0\0"
 """Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
 
@@ -64,11 +62,6 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
         RunError: it is missing or damaged.
     """
     path = folder / files.JOURNAL
-    if not path.exists():
-        if not whole and (folder / OLD_STREAM).exists():
-            return _old_stream(folder / OLD_STREAM)
-        if (folder / OLD_JOURNAL).exists():
-            return files.read_table(folder / OLD_JOURNAL, needed())
     with files.readable(path):
         try:
             with files.opened(path) as file:
@@ -79,18 +72,10 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
             if whole or not ours:
                 raise
             table = _without_footer(path)
-        found = fault(files.checked(path, table, needed()))
+        found = fault(files.checked(path, table, schema().names))
     if found is not None:
         raise RunError(f"{path}: damaged: {found}; copy it again, or run it again")
     return table
-
-
-def _old_stream(path: Path) -> pa.Table:
-    """Read the whole batches of the stream of an older version."""
-    with files.readable(path):
-        batches = list(_stream(path, 0))
-        table = pa.Table.from_batches(batches, batches[0].schema if batches else schema())
-    return files.checked(path, table, needed())
 
 
 def _without_footer(path: Path) -> pa.Table:
@@ -101,7 +86,7 @@ def _without_footer(path: Path) -> pa.Table:
     found = schema()
     columns: dict[str, list[Any]] = {}
     words: dict[str, Any] = {}
-    for batch in _stream(path, len(MAGIC)):
+    for batch in _stream(path):
         found = batch.schema
         for name, values in zip(found.names, batch.columns, strict=True):
             if isinstance(values, pa.DictionaryArray):
@@ -114,11 +99,11 @@ def _without_footer(path: Path) -> pa.Table:
     return pa.Table.from_arrays(chunked, schema=found)
 
 
-def _stream(path: Path, start: int) -> Iterator[pa.RecordBatch]:
-    """Yield the whole batches of a stream that begins at this byte."""
+def _stream(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the whole batches of the stream after the first bytes."""
     try:
         with files.opened(path) as file:
-            file.seek(start)
+            file.seek(len(MAGIC))
             with pa.ipc.open_stream(file) as stream:
                 yield from stream
     except (pa.ArrowInvalid, OSError, EOFError):

@@ -10,12 +10,11 @@ the number of the event follows from it.
 
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from heddle_core.commands import Command
@@ -32,7 +31,6 @@ _ARROW: Mapping[type, pa.DataType] = {
     str: WORD,
     EngineId: WORD,
 }
-_OF_ROLLOUTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(Command))
 EVENTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(LoopEvent))
 COMMANDS: tuple[type, ...] = (*typing.get_args(Command), *typing.get_args(LoopCommand))
 OF_LOOPS = frozenset(
@@ -149,17 +147,3 @@ def first_words() -> Mapping[str, tuple[str, ...]]:
             if field.type == WORD:
                 found[field.column] |= dict.fromkeys(field.literals)
     return {column: tuple(words) or ("",) for column, words in found.items()}
-
-
-@cache
-def needed() -> Sequence[str]:
-    """Columns of every journal; later ones have a default, or are of loops alone."""
-    later = {"role", "ep", "dp", "rollout"}
-    always: set[str] = set()
-    for cls in _OF_ROLLOUTS:
-        for field in msgspec.structs.fields(cls):
-            (always if field.required else later).add(field.name)
-    of_rollouts = {f.column for cls in _OF_ROLLOUTS for f in layouts()[cls.__name__].plain}
-    of_loops = {f.column for layout in layouts().values() for f in layout.plain} - of_rollouts
-    needed_later = later - always | {"rollout"} | of_loops
-    return [name for name in schema().names if name not in needed_later]

@@ -30,5 +30,4 @@ class ManifestFields(TypedDict):
     pid: int
     predictor_model: NotRequired[_FileFacts | None]
     loop: NotRequired[_LoopFacts | None]
-    presets: NotRequired[int]
     files: NotRequired[dict[str, WrittenFile]]

@@ -9,11 +9,8 @@ from heddle.loop.config import LoopConfig
 from heddle.loop.setup import loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
 from heddle.runs import Run, RunError
-from heddle.runs.compatibility import upgraded_policy
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
-from heddle.train.config import TrainConfig, echo_task
-from heddle.train.setup import regime_of, training_core
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, Handle, first_divergence
 from heddle_core.loop.controller import LoopController
@@ -100,15 +97,13 @@ def replay(
 
 
 def _loop(run: Run, controller: Controller) -> LoopController:
-    """Build the loop of a run again; its prompts are in the trace, or a task's that is trained."""
+    """Build the loop of a run again; its prompts are in the trace."""
     shared, facts = Workspace(), run.manifest["loop"]
     if run.manifest["driver"] == "heddle_runtime":
-        trained = TrainConfig(
-            run=run.config,
-            regime=facts["regime"],
-            **{**facts["config"], "task": echo_task(**facts["config"]["task"])},
+        raise RunError(
+            f"{run.path}: a loop of experiments/real_training, whose prompts are in no trace; "
+            "it cannot be replayed"
         )
-        return training_core(trained, regime_of(trained), controller)
     check_trace(run, shared, "a replay of its loop needs the trace")
     config = LoopConfig(run=run.config, regimes=(facts["regime"],), **facts["config"])
     return loop_core(prepare_loop(config, facts["regime"], workspace=shared), controller)
@@ -121,8 +116,6 @@ def _policy(run: Run) -> Policy:
     trained model, which is a file of its own.
     """
     config, shared = run.config, Workspace()
-    name = upgraded_policy(config.policy.preset, run.manifest.get("presets", 1))
-    config = replace(config, policy=replace(config.policy, preset=name))
     oracle = needs_oracle(config.policy.preset)
     if oracle:
         check_trace(run, shared, "its oracle needs the trace that it knew")

@@ -1,7 +1,6 @@
 """The files of a finished run as its manifest lists them: size, sha256, and rows of its tables.
 
-A run that was copied in part, or whose files were replaced, is refused in one message. Runs of
-versions that listed no files are read as they are.
+A run that was copied in part, or whose files were replaced, is refused in one message.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """Help texts: groups, examples that parse, suggestions, completion; lines that fit."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,7 @@ def test_the_profile_of_the_default_cluster_is_one_line(heddle: Heddle, trace: P
     head = heddle("simulate", trace, "--gpus", 2).stdout.splitlines()
     said = "profile  vLLM 0.24 kernel tables, decode error 1.1 % median, 3.9 % worst"
     assert head[2] == said
+
+
+def test_a_verb_that_went_is_refused_with_what_takes_its_place(refused: Callable[..., str]):
+    assert "python -m experiments real_training" in refused("train", "--regime", "sync")

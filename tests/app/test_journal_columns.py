@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle.runs.journal_entries import JournalError, decode
-from heddle.runs.journal_schema import needed, schema
+from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
-from heddle_core.events import Event, MigrationFinished, PlanSolved, RolloutStarted, Tick
-from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
+from heddle_core.events import Event, PlanSolved, RolloutStarted, Tick
+from heddle_core.ids import EngineId, EngineShape, RolloutId
 from heddle_core.journal import Entry
 from heddle_core.plans import PlanProblem, ResourcePlan
 from tests.app.journals import arrived, batches, dispatch, entry, table
@@ -133,17 +133,3 @@ def test_a_problem_of_an_unknown_package_is_not_imported():
 
 def test_dispatch_has_columns_of_its_own():
     assert set(typing.get_type_hints(Dispatch)) <= {f.name for f in schema()}
-
-
-def test_a_journal_from_before_a_field_existed_takes_its_default():
-    event = MigrationFinished(
-        time_s=1.0,
-        trajectory=TrajectoryId("a"),
-        source=EngineId("e0"),
-        target=EngineId("e1"),
-        ok=True,
-        kv_tokens=5,
-    )
-    journal = table([Entry(event, ())])
-    assert "way" not in needed()
-    assert list(decode(journal.drop_columns(["way"]))) == [Entry(event, ())]

@@ -234,11 +234,12 @@ def test_the_gateway_gets_the_engines_policy_and_knowledge(
     config = config_of(tmp_path / "gateway.toml")
     engines = [len(devices) for devices, _ in served(tmp_path / "vllm.sh")]
     assert len(set(engines)) > 1
-    assert (config.policy.preset, config.history) == ("heddle-no-plan", "prior:coding")
+    assert (config.policy.preset, config.history) == ("heddle+fixed+keep_engines", "prior:coding")
     assert (config.cluster.gpus, config.cluster.max_running) == (8, 24)
     assert list(config.cluster.mix) == engines
     (command,) = commands(tmp_path / "gateway.toml")
-    assert command[:6] == ["heddle", "serve", "-c", "gateway.toml", "--policy", "heddle-no-plan"]
+    policy = "heddle+fixed+keep_engines"
+    assert command[:6] == ["heddle", "serve", "-c", "gateway.toml", "--policy", policy]
     assert command[6:] == ["--engine", "vllm", "--model-dir", "FOLDER"]
     # The policy can be made for these engines, and starts no others.
     workload = Workload(trace=Trace("t", (), ""), trajectories=0, largest_tokens=0)
@@ -319,10 +320,10 @@ def test_every_engine_has_gpus_of_its_own_on_one_node(coding: Path):
 def test_an_oracle_is_not_exported(heddle: Heddle, coding: Path, tmp_path: Path):
     exported(heddle, coding, tmp_path, "--predictor", "oracle")
     values = tomllib.loads((tmp_path / "gateway.toml").read_text())
-    assert values["policy"] == {"preset": "heddle-no-plan"}
+    assert values["policy"] == {"preset": "heddle+fixed+keep_engines"}
     exported(heddle, coding, tmp_path / "other", "--predictor", "progressive")
     values = tomllib.loads((tmp_path / "other" / "gateway.toml").read_text())
-    assert values["policy"] == {"preset": "heddle-no-plan+progressive"}
+    assert values["policy"] == {"preset": "heddle+fixed+keep_engines+progressive"}
 
 
 def test_a_history_of_ones_own_is_named_by_its_whole_path(

@@ -1,6 +1,7 @@
 """Policies and parts by name: ours, installed ones, and factories in modules."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
@@ -9,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from heddle.policies import plugins
-from heddle.policies.plugins import PolicyError, PolicyNotFound, installed_policies, load_policy
+from heddle.policies.plugins import (
+    PRESETS_THAT_WENT,
+    PolicyError,
+    PolicyNotFound,
+    installed_policies,
+    load_policy,
+)
 from heddle_core.parts.placement.sticky import Sticky
 from heddle_core.policy import Placement, Policy, Scheduler
 from heddle_core.presets import PRESETS, verl
@@ -111,6 +118,13 @@ def test_an_unknown_name_lists_the_known_and_the_nearest():
     with pytest.raises(PolicyNotFound, match=r"Did you mean 'verl-star'\?") as caught:
         load_policy("verl-sta", policy_context())
     assert all(name in str(caught.value) for name in PRESETS)
+
+
+@pytest.mark.parametrize(("name", "now"), PRESETS_THAT_WENT.items())
+def test_a_preset_that_went_is_refused_with_its_name_of_today(name: str, now: str):
+    with pytest.raises(PolicyNotFound, match=re.escape(f"the preset {name!r} is {now!r} now")):
+        load_policy(f"{name}+oracle", policy_context())
+    load_policy(now, policy_context())
 
 
 def test_a_name_like_no_other_gets_no_hint():

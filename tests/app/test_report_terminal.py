@@ -150,7 +150,8 @@ def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
 def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
     trace: Path, tmp_path: Path, environment: dict[str, str]
 ):
-    names = [f"heddle-no-{part}" for part in ("migration", "placement", "plan", "priority")]
+    parts = ("keep_engines", "sticky+never", "fixed+keep_engines", "round_robin")
+    names = [f"heddle+{part}" for part in parts]
     names += ["heddle-paper+longest_total", "verl"]
     _, seen = on_terminal(
         "compare",

@@ -34,7 +34,7 @@ from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
 from heddle_core.events import TrajectoryArrived
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, batches, dispatch, entry, numbered, table, unlisted
+from tests.app.journals import arrived, dispatch, entry, numbered, table, unlisted
 from tests.app.test_metrics import story
 
 FACTS = RunFacts(
@@ -65,7 +65,7 @@ def test_a_finished_run_gives_back_what_went_in(tmp_path: Path):
     assert loaded.steps.num_rows == 3
     assert loaded.trajectories.num_rows == 2
     manifest = json.loads((run.path / "manifest.json").read_text())
-    assert manifest["schema"] == "heddle.run/1"
+    assert manifest["schema"] == "heddle.run/2"
     assert manifest["status"] == "finished"
     assert manifest["command_line"] == "x 'y z'"
     assert manifest["trace"]["sha256"] == "0" * 64
@@ -219,30 +219,6 @@ def test_a_journal_cut_off_anywhere_gives_its_whole_chunks(
         assert list(loaded.entries()) == story()[:entries]
     # The last chunk is whole before the footer is.
     assert ends[-2][0] < min(size for size in sizes if rows[size] == chunks[-1]) < len(text)
-
-
-def test_a_broken_off_run_of_an_earlier_version_is_read_as_far_as_it_goes(tmp_path: Path):
-    """Its journal was a stream in which each chunk had words of its own."""
-    run = filled(tmp_path / "runs", story()[:4])
-    with pytest.raises(KeyboardInterrupt), run:
-        raise KeyboardInterrupt
-    (run.path / "events.arrow").unlink()
-    plain = pa.schema(
-        (f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()
-    )
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(run.path / "events.arrows", schema(), options=options) as stream:
-        for batch in batches(story()[:3], story()[3:6], story()[6:]):
-            stream.write_table(pa.Table.from_batches([batch]).cast(plain).cast(schema()))
-    loaded = load_run(run.path, unfinished=True)
-    assert list(loaded.entries()) == story()
-    size = (run.path / "events.arrows").stat().st_size
-    os.truncate(run.path / "events.arrows", size - 100)
-    assert list(loaded.entries()) == story()[:6]
-    columns = of_table(loaded.journal)
-    assert columns.trajectories == ["a", "b"]
-    steps = columns.of("Dispatch")
-    assert [columns.words("engine")[code] for code in steps.codes("engine")] == ["e0"] * 3
 
 
 def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Path):
@@ -500,6 +476,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
         (tmp_path / "manifest.json").write_text(damaged)
         with pytest.raises(RunError, match=r"manifest\.json: damaged"):
             load_run(tmp_path)
+    (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/1"}')
+    with pytest.raises(RunError, match=r"made by heddle 0\.1\.x; heddle 0\.1 reads it"):
+        load_run(tmp_path)
     (tmp_path / "manifest.json").write_text('{"schema": "heddle.run/9"}')
     with pytest.raises(RunError, match=r"'heddle\.run/9'"):
         load_run(tmp_path)

@@ -39,7 +39,7 @@ def test_each_kind_of_arrivals_has_its_order_and_its_migration(
     assert type(policy.placement).__name__ == "Presorted"
 
 
-@pytest.mark.parametrize("policy", ["verl", "heddle-no-plan", "heddle+fcfs"])
+@pytest.mark.parametrize("policy", ["verl", "heddle+fixed+keep_engines", "heddle+fcfs"])
 def test_another_policy_is_taken_as_it_is(policy: str):
     assert with_arrivals(config("auto", policy)).policy.preset == policy
     for arrivals in ("batch", "open"):

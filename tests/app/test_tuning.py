@@ -199,11 +199,11 @@ def test_fractions_are_ideals_over_makespans(compared: Comparison):
 
 
 def test_what_predicts_or_consolidates_is_tried_but_is_no_baseline(four: RunConfig, tmp_path: Path):
-    names = ["verl+lpt+oracle", "heddle-no-plan", "verl+consolidate", "slime+lpt"]
+    names = ["verl+lpt+oracle", "heddle+fixed+keep_engines", "verl+consolidate", "slime+lpt"]
     found = compare(four, names, tps=[1, 2], out=tmp_path / "runs", jobs=1)
     assert {p.variant.policy: p.variant.baseline for p in found.best} == {
         "verl+lpt+oracle": False,
-        "heddle-no-plan": False,
+        "heddle+fixed+keep_engines": False,
         "verl+consolidate": False,
         "slime+lpt": True,
     }

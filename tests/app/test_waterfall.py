@@ -77,7 +77,10 @@ def test_the_command_prints_the_steps_and_draws_them(heddle: Heddle, trace: Path
         (("--waterfall", "x.txt"), "a figure must be named"),
         (("--waterfall", "missing/x.png"), "no such folder"),
         (("--waterfall", "x.png", "--policies", "verl,slime"), "begins with one baseline, not 2"),
-        (("--waterfall", "x.png", "--policies", "heddle-no-plan"), "name a baseline, such as"),
+        (
+            ("--waterfall", "x.png", "--policies", "heddle+fixed+keep_engines"),
+            "name a baseline, such as",
+        ),
         (("--waterfall", "x.png", "--sweep", "cluster.max_running=best"), "tries TP degrees only"),
         (("--waterfall", "x.png", "--sweep", "cluster.roles=best"), "tries TP degrees only"),
     ],

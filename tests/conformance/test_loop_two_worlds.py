@@ -1,6 +1,6 @@
 """The same RL loop through SimPy and through asyncio gives the same journal, digit by digit.
 
-One `LoopDriver` runs in both; `TrainingRun` is the one that `heddle train` uses on real engines.
+One `LoopDriver` runs in both; `TrainingRun` is that of `experiments/real_training`.
 Services and engines are simulated, on the clock of each world.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from campaigns.faults.scenario import Scenario, policy_of, scripts_of, world_of
+from experiments.real_training.run import TrainingRun
 from heddle_core.commands import Cancel
 from heddle_core.controller import Controller
 from heddle_core.events import EngineFailed, StepPreempted
@@ -24,7 +25,6 @@ from heddle_core.loop.regime import BatchShape
 from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock
-from heddle_runtime.train.run import TrainingRun
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher

@@ -65,15 +65,24 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 HEDDLE_BEFORE = ("heddle+headroom+portfolio+keep_engines", "heddle+headroom+portfolio")
 """What `heddle` and `heddle+consolidate` were before engines were widened by default."""
 
-POLICIES = (*PRESETS, *HEDDLE_BEFORE, "verl+progressive+follow_rank+served")
+HEDDLE_WITHOUT = (
+    "heddle+never",
+    "heddle+fixed+keep_engines",
+    "heddle+keep_engines",
+    "heddle+fcfs",
+    "heddle+sticky+never",
+)
+"""`heddle` without one mechanism each."""
+
+POLICIES = (*PRESETS, *HEDDLE_WITHOUT, *HEDDLE_BEFORE, "verl+progressive+follow_rank+served")
 SCENARIOS: Mapping[str, Scenario] = {
     "storm": Scenario(),
     "history": Scenario(workload="search", with_history=True, faults=()),
     "math": Scenario(workload="math", with_history=True),
 }
 SHIPPED: Mapping[str, tuple[str, ...]] = {
-    "tiny.jsonl": tuple(PRESETS),
-    "coding-512.jsonl.gz": (*PRESETS, *HEDDLE_BEFORE),
+    "tiny.jsonl": (*PRESETS, *HEDDLE_WITHOUT),
+    "coding-512.jsonl.gz": (*PRESETS, *HEDDLE_WITHOUT, *HEDDLE_BEFORE),
     "math-512.jsonl.gz": ("verl", "slime", "heddle", HEDDLE_BEFORE[0], "heddle-paper"),
     "search-512.jsonl.gz": ("verl", "slime-2026", "heddle", HEDDLE_BEFORE[0], "heddle-paper"),
 }

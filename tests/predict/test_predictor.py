@@ -159,7 +159,7 @@ def answered(told) -> Estimates:
 def test_the_preset_uses_the_model_of_its_context():
     told = replace(policy_context(), learned=LearnedFactory(fitted()))
     assert isinstance(load_policy("heddle", told).predictor, ByTask)
-    assert isinstance(load_policy("heddle-no-plan", told).predictor, ByTask)
+    assert isinstance(load_policy("heddle+fixed+keep_engines", told).predictor, ByTask)
     for name in ("heddle", "heddle+learned"):  # without one it falls back
         assert type(load_policy(name, policy_context()).predictor) is type(
             progressive(policy_context())

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from heddle.reports.curves import time_within
-from heddle.runs.compatibility import upgraded
 from heddle.runs.record import Record
 from heddle.runs.tables import Floats, Ints
 
@@ -70,8 +69,7 @@ def _solved(record: Record) -> tuple[float, Mapping[str, Any]] | None:
     solved = record.journal.of("PlanSolved")
     if not len(solved):
         return None
-    content = upgraded("resource_plan", solved.payloads()[0]["resource_plan"])
-    return float(solved.floats("time_s")[0]), content
+    return float(solved.floats("time_s")[0]), solved.payloads()[0]["resource_plan"]
 
 
 def activity(record: Record) -> dict[str, list[float]]:

@@ -148,7 +148,8 @@ def _alike(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[list[int], 
         manifest = run.manifest
         loop = manifest.get("loop") or {}
         key = (
-            *(manifest.get(name) for name in ("policy", "presets", "driver", "world", "history")),
+            *(manifest.get(name) for name in ("policy", "driver", "world", "history")),
+            manifest.get("versions", {}).get("heddle"),
             manifest.get("git_commit"),
             run.status,
             {k: v for k, v in (loop.get("config") or {}).items() if k != "seed"},

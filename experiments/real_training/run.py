@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from experiments.real_training.trainer import TrainedAgent
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.loop.commands import StartTrajectory, UpdateWeights
 from heddle_rollout.agents import Agent
@@ -23,7 +24,6 @@ from heddle_rollout.loop_driver import (
     OnUpdated,
 )
 from heddle_rollout.services import Predictions, Solver
-from heddle_runtime.train.trainer import TrainedAgent
 
 
 class TrainingRun:

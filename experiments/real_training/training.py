@@ -8,14 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from experiments.real_training.echo import EchoAgent
+from experiments.real_training.measure import StepFigures, TrainMeasure
+from experiments.real_training.messages import TrainMetrics
+from experiments.real_training.prediction import Prediction, predict
+from experiments.real_training.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
+from experiments.real_training.setup import TrainSetup, prompt_of, world_facts
+from experiments.real_training.trainer import ProcessTrainer
 from heddle.engines import facts_of, open_vllm
 from heddle.running import FlushTimer
 from heddle.runs import RunDirectory, load_run, open_run
 from heddle.signals import StopSignals
 from heddle.stages import ProcessSolver
-from heddle.train.measure import StepFigures, TrainMeasure
-from heddle.train.prediction import Prediction, predict
-from heddle.train.setup import TrainSetup, prompt_of, world_facts
 from heddle_core.events import EngineReady
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.commands import AnyCommand
@@ -25,20 +29,15 @@ from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness, RunClock
-from heddle_runtime.train.echo import EchoAgent
-from heddle_runtime.train.messages import TrainMetrics
-from heddle_runtime.train.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
-from heddle_runtime.train.trainer import ProcessTrainer
 from heddle_runtime.vllm.launcher import VllmLauncher
 
-SCHEMA = "heddle.train/1"
 TRAINER = "trainer"
 """Folder of checkpoints and of the trainer's log in a run directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What `heddle train` reports."""
+    """What a training loop reports."""
 
     setup: TrainSetup
     path: Path
@@ -50,35 +49,6 @@ class TrainResult:
     """Trainer processes that died and were replaced."""
     prediction: Prediction | None
     """None: too little to fit on and to compare."""
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        config = self.setup.config
-        return {
-            "schema": SCHEMA,
-            "regime": config.regime,
-            "policy": config.run.policy.preset,
-            "seed": config.run.seed,
-            "run": str(self.path),
-            "trainer_restarts": self.restarts,
-            "steps": [
-                {
-                    "step": each.step,
-                    "seconds": each.seconds,
-                    "training_s": each.training_s,
-                    "reward": each.reward,
-                    "staleness": each.staleness,
-                    "oldest": each.oldest,
-                    "loss": each.metrics.loss,
-                    "logprob_gap": each.metrics.logprob_gap,
-                    "clipped": each.metrics.clipped,
-                    "tokens": each.metrics.tokens,
-                }
-                for each in self.steps
-            ],
-            "update_s": list(self.update_s),
-            "prediction": None if self.prediction is None else self.prediction.plain(),
-        }
 
 
 class _RecordedLoop:

@@ -6,13 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from heddle_core.loop.commands import AccumulateGradients, Train
-from heddle_rollout.agents import Agent
-from heddle_rollout.loop_driver import OnTrained
-from heddle_runtime.process.child import ChildProcess
-from heddle_runtime.process.wire import Broken, Stop, pack_floats, pack_ids
-from heddle_runtime.train.checkpoints import checkpoint, newest, remove_but
-from heddle_runtime.train.messages import (
+from experiments.real_training.checkpoints import checkpoint, newest, remove_but
+from experiments.real_training.messages import (
     BatchTrained,
     PartDone,
     TrainBatch,
@@ -24,6 +19,11 @@ from heddle_runtime.train.messages import (
     TrainPart,
     TrainSample,
 )
+from heddle_core.loop.commands import AccumulateGradients, Train
+from heddle_rollout.agents import Agent
+from heddle_rollout.loop_driver import OnTrained
+from heddle_runtime.process.child import ChildProcess
+from heddle_runtime.process.wire import Broken, Stop, pack_floats, pack_ids
 
 MOST_DEATHS = 3
 """Of the process without a trained batch in between; then the run fails."""
@@ -64,7 +64,7 @@ class ProcessTrainer:
         *,
         on_error: Callable[[BaseException], None],
         on_batch: Callable[[int, TrainMetrics], None] = lambda batch, metrics: None,
-        module: str = "heddle_runtime.train.process",
+        module: str = "experiments.real_training.process",
     ) -> None:
         """Checkpoints and the log go to `folder`. `module` runs in the process.
 

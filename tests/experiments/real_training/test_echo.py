@@ -1,14 +1,14 @@
-"""The task of `heddle train`: its prompts, rewards and tokens."""
+"""The task of real training: its prompts, rewards and tokens."""
 
 import asyncio
 
 import pytest
 
+from experiments.real_training.echo import SHOW, EchoAgent, EchoPrompt, EchoTask
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import ToolAnswer
 from heddle_rollout.engines import StepResult
 from heddle_runtime.clock import RunClock
-from heddle_runtime.train.echo import SHOW, EchoAgent, EchoPrompt, EchoTask
 from heddle_runtime.virtual_time import run_virtual
 
 TASK = EchoTask(letters=4, steps=3, step_tokens=4, tool_s=0.5)

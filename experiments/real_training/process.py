@@ -1,6 +1,6 @@
 """The process of a trainer: a causal language model, AdamW, and a checkpoint after each batch.
 
-With `heddle_runtime.train.grpo`, the only file that uses torch.
+With `experiments.real_training.grpo`, the only file that uses torch.
 """
 
 import json
@@ -17,12 +17,9 @@ from typing import Any
 
 import msgspec
 
-from heddle_runtime.process.connection import connect
-from heddle_runtime.process.fatal_error import fatal_error
-from heddle_runtime.process.wire import Channel, ClosedError, Stop, unpack_floats, unpack_ids
-from heddle_runtime.train.checkpoints import checkpoint, newest, partial
-from heddle_runtime.train.grpo import group_advantages, policy_loss
-from heddle_runtime.train.messages import (
+from experiments.real_training.checkpoints import checkpoint, newest, partial
+from experiments.real_training.grpo import group_advantages, policy_loss
+from experiments.real_training.messages import (
     BatchTrained,
     PartDone,
     TrainBatch,
@@ -34,6 +31,9 @@ from heddle_runtime.train.messages import (
     TrainPart,
     TrainSample,
 )
+from heddle_runtime.process.connection import connect
+from heddle_runtime.process.fatal_error import fatal_error
+from heddle_runtime.process.wire import Channel, ClosedError, Stop, unpack_floats, unpack_ids
 
 _METRICS, _OPTIMIZER = "metrics.json", "optimizer.pt"
 

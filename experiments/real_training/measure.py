@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from experiments.real_training.messages import TrainMetrics
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.loop.commands import (
     AccumulateGradients,
@@ -13,7 +14,6 @@ from heddle_core.loop.commands import (
     UpdateWeights,
 )
 from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulated, Trained
-from heddle_runtime.train.messages import TrainMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,11 @@
-"""What `heddle train` runs."""
+"""What a training loop is made of."""
 
 from dataclasses import dataclass, field
 
+from experiments.real_training.echo import EchoTask
+from experiments.real_training.messages import TrainerSettings
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle_runtime.train.echo import EchoTask
-from heddle_runtime.train.messages import TrainerSettings
 
 MOST_STEPS = 100_000
 
@@ -26,8 +26,6 @@ class TrainConfig:
     """Prompts of a batch."""
     samples: int = 8
     """Trained samples of a prompt."""
-    learning_rate: float = 3e-3
-    clip: float = 0.2
     optimizer_steps: int = 2
     """Of a batch."""
     task: EchoTask = field(default_factory=EchoTask)
@@ -46,33 +44,19 @@ class TrainConfig:
             f"--optimizer-steps {self.optimizer_steps}: a batch has only "
             f"{self.groups * self.samples} trajectories",
         )
-        try:
-            _ = self.trainer
-        except ValueError as error:
-            raise ConfigError(f"the trainer's {error}") from None
+        _require(
+            self.optimizer_steps >= 1,
+            f"--optimizer-steps must be 1 or more, not {self.optimizer_steps}",
+        )
 
     @property
     def trainer(self) -> TrainerSettings:
         """Settings of the trainer."""
         return TrainerSettings(
             model_dir=self.run.runtime.model_dir,
-            learning_rate=self.learning_rate,
-            clip=self.clip,
             optimizer_steps=self.optimizer_steps,
             seed=self.run.seed,
         )
-
-
-def echo_task(**values: float) -> EchoTask:
-    """Make the task from options that were given.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-    try:
-        return EchoTask(**values)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise ConfigError(f"the task's {error}") from None
 
 
 def _require(condition: bool, message: str) -> None:

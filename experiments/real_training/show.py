@@ -2,11 +2,11 @@
 
 from statistics import fmean
 
-import rich_click as click
+import click
 
+from experiments.real_training.measure import StepFigures
+from experiments.real_training.training import TrainResult
 from heddle.cli.show import new_table, show
-from heddle.train.measure import StepFigures
-from heddle.train.training import TrainResult
 
 _HEAD = "step  seconds  reward staleness     loss  train_s     gap"
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from heddle_runtime.train.grpo import group_advantages, policy_loss
+from experiments.real_training.grpo import group_advantages, policy_loss
 
 
 def test_advantages_are_normalised_within_a_group():

@@ -77,7 +77,7 @@ class EchoPrompt:
 
 
 class EchoAgent:
-    """One sample; implements `heddle_runtime.train.trainer.TrainedAgent`."""
+    """One sample; implements `experiments.real_training.trainer.TrainedAgent`."""
 
     def __init__(
         self, id_: TrajectoryId, group: GroupId, task: EchoTask, prompt: EchoPrompt, clock: Clock

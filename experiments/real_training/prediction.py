@@ -8,14 +8,14 @@ the steps. The second half is compared. So what is predicted is time, not length
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.real_training.observed import ObservedDispatch, ObservedRun
+from experiments.real_training.setup import TrainSetup
 from heddle.setup import make_policy
-from heddle.train.observed import ObservedDispatch, ObservedRun
-from heddle.train.setup import TrainSetup
 from heddle_core.controller import Controller
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.ids import EngineId, GroupId
@@ -79,27 +79,6 @@ class Prediction:
         """Of one such step, without sign: the median, which a disturbed machine moves least."""
         pairs = zip(self.predicted_s, self.measured_s, strict=True)
         return median(abs(p / m - 1.0) * 100.0 for p, m in list(pairs)[self.fitted_steps :])
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        first, rates = self.fitted_steps, self.rates
-        return {
-            "fitted_steps": first,
-            "measured_s": list(self.measured_s),
-            "predicted_s": list(self.predicted_s),
-            "later_measured_s": fmean(self.measured_s[first:]),
-            "later_predicted_s": fmean(self.predicted_s[first:]),
-            "error_pct": self.error_pct,
-            "step_error_pct": self.step_error_pct,
-            "rates": {
-                "iteration_s": list(rates.iteration_s),
-                "prefill_s": list(rates.prefill_s),
-                "dispatch_s": rates.dispatch_s,
-                "training_s": list(rates.training_s),
-                "update_s": rates.update_s,
-                "engine_start_s": rates.start_s,
-            },
-        }
 
 
 def predict(setup: TrainSetup, entries: Iterable[Entry]) -> Prediction | None:
