@@ -1,6 +1,8 @@
 """No figure of ours stands beside a baseline that was not tuned: the README and the first pages."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,8 @@ def seconds(header: list[str], cells: list[str]) -> float:
     return float(cells[header.index("makespan_s")].partition(" ")[0].replace(",", ""))
 
 
-def test_the_table_of_the_readme_compares_with_each_baseline_at_its_best():
-    ((header, rows, lines),) = tables((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_table_of_the_demo_compares_with_each_baseline_at_its_best():
+    ((header, rows, lines),) = tables((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"))
     tuned = [name for name in rows if name.partition("@")[0] in BASELINES]
     assert {name.partition("@")[0] for name in tuned} >= {"verl", "slime"}
     assert "heddle" in rows
@@ -55,8 +57,8 @@ def test_the_table_of_the_readme_compares_with_each_baseline_at_its_best():
         assert cells[over] == f"{ratio:.2f} x"
 
 
-def test_the_readme_shows_every_degree_that_was_tried_and_marks_the_best():
-    ((_, rows, lines),) = tables((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_demo_shows_every_degree_that_was_tried_and_marks_the_best():
+    ((_, rows, lines),) = tables((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"))
     at = next(i for i, line in enumerate(lines) if re.match(r"policy +running +TP 1", line))
     degrees = re.findall(r"TP (\d+)", lines[at])
     assert len(degrees) > 1
@@ -66,6 +68,21 @@ def test_the_readme_shows_every_degree_that_was_tried_and_marks_the_best():
         least = min(float(cell.strip("*").replace(",", "")) for cell in cells)
         assert [f"{name}@tp{tp}" for tp in marked] == [n for n in rows if n.startswith(f"{name}@")]
         assert float(cells[degrees.index(marked[0])].strip("*").replace(",", "")) == least
+
+
+def test_the_figures_of_the_readme_are_those_of_the_files():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "readme_figures.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "README.md: as the files say\n")
+
+
+def test_the_readme_has_about_500_words():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 450 <= len(re.sub(r"\(https?:[^)]*\)|\([a-z/#.-]*\.md[^)]*\)", "", text).split()) <= 620
 
 
 def test_the_throughput_figure_of_the_paper_begins_with_baselines_at_their_best():
@@ -91,7 +108,7 @@ def test_a_gain_over_a_baseline_names_the_best_baseline(page: str):
 
 def test_what_the_readme_says_is_saved_is_saved_against_the_best_baseline():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    ((header, rows, _),) = tables(text)
+    ((header, rows, _),) = tables((ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8"))
     best = min(seconds(header, cells) for name, cells in rows.items() if "@tp" in name)
     saved = 1 - seconds(header, rows["heddle"]) / best
     said = re.findall(r"saves (\d+) % against ([^,.]*)", " ".join(text.split()))
