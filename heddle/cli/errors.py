@@ -56,7 +56,7 @@ _EXTRAS = {
     "pandas": "calibrate",
     "lightgbm": "predict",
     "aiohttp": "serve",
-    "tokenizers": "live",
+    "tokenizers": "tokens",
     "tiktoken": "tokens",
     "ray": "ray",
 }

@@ -71,6 +71,11 @@ def upgraded_problem(path: str, value: Any) -> tuple[str, Any]:
     return _PROBLEMS[path], value
 
 
+def upgraded_config(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without the section of live agents, which 0.2.0 has not."""
+    return {key: section for key, section in value.items() if key != "live"}
+
+
 def upgraded_context(value: dict[str, Any]) -> dict[str, Any]:
     """Return what a policy knew before the rollout as this version writes it."""
     if "tp_choices" not in value:

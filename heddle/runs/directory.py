@@ -23,7 +23,7 @@ from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
 from heddle.cost.prices import RunCost
 from heddle.runs import files
-from heddle.runs.compatibility import PRESETS_VERSION, upgraded_context
+from heddle.runs.compatibility import PRESETS_VERSION, upgraded_config, upgraded_context
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
 from heddle.runs.journal_entries import decode, from_text
@@ -304,7 +304,7 @@ class Run:
     def config(self) -> RunConfig:
         """Every value in force."""
         path = self.path / files.CONFIG_RESOLVED
-        return from_builtins(files.read_json(path), str(path))
+        return from_builtins(upgraded_config(files.read_json(path)), str(path))
 
     @property
     def context(self) -> PolicyContext | None:
