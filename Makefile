@@ -145,7 +145,7 @@ notebooks: .venv/.notebooks
 # Attacks for five minutes each; SEED and MINUTES may be given. docs/reliability.md has what they do.
 SEED ?= 0
 MINUTES ?= 5
-CAMPAIGNS := faults answers fuzz kill sandbox mutants
+CAMPAIGNS := faults answers fuzz kill mutants
 campaign: $(STAMP)
 	$(BIN)/python -m campaigns $(CAMPAIGNS) --minutes $(MINUTES) --seed $(SEED)
 

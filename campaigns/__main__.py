@@ -18,7 +18,6 @@ CAMPAIGNS: Final = {
     "answers": "campaigns.faults.answers:Answers",
     "fuzz": "campaigns.fuzz.campaign:Fuzz",
     "kill": "campaigns.kill.campaign:Kills",
-    "sandbox": "campaigns.sandbox.campaign:SandboxAttacks",
     "mutants": "campaigns.mutants.campaign:Mutants",
 }
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
     from heddle.config import RuntimeConfig as RuntimeConfig
-    from heddle.live.config import LiveConfig as LiveConfig
     from heddle.planning.plan import plan as plan
     from heddle.running import run as run
     from heddle.runs import load_run as load_run
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 _WHERE = {
     "PRESETS": "heddle_core.presets",
     "ClusterConfig": "heddle.cluster.config",
-    "LiveConfig": "heddle.live.config",
     "MissingConfig": "heddle.config",
     "PolicyConfig": "heddle.config",
     "PoolConfig": "heddle.cluster.gpu_pools",

@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 from heddle.cluster.config import ClusterConfig, require
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError
-from heddle.live.config import LiveConfig
 from heddle.loop.settings import LoopSettings
 from heddle_core.defaults import HANG_S
 from heddle_trace.errors import TraceError
@@ -94,7 +93,7 @@ class RuntimeConfig:
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
     temperature: float = 0.0
-    """Of live agents' sampling; replays are greedy."""
+    """Above 0, engines on a CPU prefill whole prompts, as a client's `seed` needs."""
     allow_unknown_vllm: bool = False
     """Run with a release of vLLM that was not tested."""
 
@@ -189,8 +188,6 @@ class RunConfig:
     """The policy under test."""
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     """The engines of `heddle run`."""
-    live: LiveConfig = field(default_factory=LiveConfig)
-    """Live agents of `heddle run`."""
     serve: ServeConfig = field(default_factory=ServeConfig)
     """Clients of `heddle serve`."""
     loop: LoopSettings = field(default_factory=LoopSettings)

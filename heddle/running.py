@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import engine_facts
-from heddle.knowledge import needs_oracle
-from heddle.live.work import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
 from heddle.policies.errors import policy_errors
 from heddle.ray.cluster import RayNodes
 from heddle.ray.engines import node_facts, nodes_for
@@ -22,7 +20,6 @@ from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, check_starts_engines, finished, run_prices
 from heddle.stages import ProcessSolver, Stage, stage_of
-from heddle.workload import Workload, check_tools
 from heddle_core.commands import Command
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
@@ -33,11 +30,9 @@ from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_rollout.services import CoreEstimates
-from heddle_runtime.agents.live import LIVE_TOOLS
 from heddle_runtime.clock import Lateness
 from heddle_runtime.cpu_load import CpuLoad, CpuMeter
 from heddle_runtime.rollout import RolloutRun
-from heddle_trace.schema import Trace
 
 FLUSH_S = 1.0
 """Seconds between writes of the journal, a millisecond and 7 kB each: a run on engines is expensive
@@ -49,23 +44,6 @@ OnNote = Callable[[str], None]
 """Called before anything is started, with notes for the user, a line each."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """Live agents' part of a set-up."""
-
-    work: LiveWork
-    sandbox: SandboxInfo
-
-    @property
-    def workload(self) -> Workload:
-        """Their tasks, as a run's workload."""
-        return Workload(
-            trace=Trace(self.work.file.name, (), self.work.file.sha256),
-            trajectories=self.work.trajectories,
-            largest_tokens=self.work.limits.context_tokens,
-        )
-
-
 def run(
     run: RunConfig | RunSetup,
     *,
@@ -74,37 +52,27 @@ def run(
     on_progress: OnProgress = lambda done, total: None,
     on_note: OnNote = lambda note: None,
 ) -> RunResult:
-    """Roll out a trace, or live agents, under a policy on the engines that `config.runtime` names.
+    """Replay a trace under a policy on the engines that `config.runtime` names.
 
-    For live agents give their configuration; for a replay the `RunSetup` if there is one. Ctrl-C,
-    SIGTERM or SIGHUP ends the run in order: engines hand over the tokens of running steps, all
-    trajectories are cancelled, engines end, and the run directory is closed as interrupted. A
+    Ctrl-C, SIGTERM or SIGHUP ends the run in order: engines hand over the tokens of running steps,
+    all trajectories are cancelled, engines end, and the run directory is closed as interrupted. A
     second signal ends it without the tokens; more change nothing.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before anything is started.
-        SandboxUnavailableError: live agents' programs cannot be isolated; before that, too.
         OSError: the run directory cannot be written.
         KeyboardInterrupt: a signal ended the run; `Terminated` unless it was Ctrl-C.
     """
-    live: _Live | None = None
     _check(run.config if isinstance(run, RunSetup) else run)
-    if isinstance(run, RunSetup):
-        setup = run
-    elif run.live.agents:
-        live = _live(run)
-        setup = prepare(run, workload=live.workload)
-    else:
-        setup = prepare(run)
+    setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
     with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
-        return _run_on(nodes, setup, live, out, config_text, on_progress, on_note)
+        return _run_on(nodes, setup, out, config_text, on_progress, on_note)
 
 
 def _run_on(
     nodes: RayNodes | None,
     setup: RunSetup,
-    live: _Live | None,
     out: Path,
     config_text: str | None,
     on_progress: OnProgress,
@@ -112,7 +80,7 @@ def _run_on(
 ) -> RunResult:
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
-    engines = _facts_of_engines(setup, live, nodes)
+    engines = _facts_of_engines(setup, nodes)
     for note in engines["notes"]:
         on_note(note)
     # vLLM on CPU has none.
@@ -128,7 +96,7 @@ def _run_on(
         here = config.runtime.engine == "vllm" and nodes is None
         sink = RunSink(directory, workload.trajectories, on_progress, measures_load=here)
         with signals.deferred(), policy_errors(setup.policy):
-            lateness, load = asyncio.run(_roll_out(setup, live, nodes, sink, signals))
+            lateness, load = asyncio.run(_roll_out(setup, nodes, sink, signals))
         return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness, load)
 
 
@@ -145,11 +113,6 @@ def _check(config: RunConfig) -> None:
         )
     if not config.cluster.roles:
         return
-    if config.live.agents:
-        raise ConfigError(
-            "cluster.roles goes with replays only: a live model may end a step with its first "
-            "token, and no prefill engine reports whether it did. Leave cluster.roles or --live out"
-        )
     if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
         raise ConfigError(
             "cluster.roles needs engines that move KV: give --kv-transfer nixl, or leave "
@@ -157,30 +120,10 @@ def _check(config: RunConfig) -> None:
         )
 
 
-def _live(config: RunConfig) -> _Live:
-    if needs_oracle(config.policy.preset):
-        raise ConfigError(
-            f"policy {config.policy.preset}: the future of live agents is unknown; "
-            "take a policy without an oracle"
-        )
-    if config.runtime.engine == "fake":
-        raise ConfigError("live agents need a model that writes: --engine vllm --model-dir DIR")
-    check_tools(LIVE_TOOLS, config.cluster)
-    work = load_live_work(config)
-    return _Live(work, probe_sandbox(work))
-
-
-def _facts_of_engines(
-    setup: RunSetup, live: _Live | None, nodes: RayNodes | None
-) -> dict[str, Any]:
-    """The manifest's facts of engines, machine and sandbox, after their checks."""
+def _facts_of_engines(setup: RunSetup, nodes: RayNodes | None) -> dict[str, Any]:
+    """The manifest's facts of engines and machine, after their checks."""
     facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
-    if nodes is not None:
-        facts |= node_facts(nodes)
-    if live is None:
-        return facts
-    notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
-    return {**facts, "sandbox": live.sandbox.mode, "notes": notes}
+    return facts if nodes is None else facts | node_facts(nodes)
 
 
 def planned_tps(setup: RunSetup) -> list[int]:
@@ -261,18 +204,13 @@ class RunSink:
 
 
 async def _roll_out(
-    setup: RunSetup,
-    live: _Live | None,
-    nodes: RayNodes | None,
-    sink: RunSink,
-    signals: StopSignals,
+    setup: RunSetup, nodes: RayNodes | None, sink: RunSink, signals: StopSignals
 ) -> tuple[Lateness, CpuLoad | None]:
     """Run to the end, or until a signal; return how late the clock was, and others' load."""
     stage = stage_of(setup, nodes, sink.path)
     sink.facts = stage.facts
     try:
-        async with _agents(setup, live, stage, sink.path) as agents:
-            await _interruptible(_rollout(setup, agents, stage, sink), signals)
+        await _interruptible(_rollout(setup, stage, sink), signals)
         return stage.clock.lateness, None if sink.meter is None else sink.meter.read()
     finally:
         if isinstance(stage.solver, ProcessSolver):
@@ -280,18 +218,17 @@ async def _roll_out(
         await stage.launcher.close()
 
 
-def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: Stage, sink: Sink) -> RolloutRun:
+def _rollout(setup: RunSetup, stage: Stage, sink: Sink) -> RolloutRun:
     """Connect the policy, the agents and the engines; `sink` takes the journal."""
     cluster = setup.config.cluster
     return RolloutRun(
-        agents,
+        _agents(setup, stage),
         RecordedCore(setup.controller(), sink),
         stage.launcher,
         stage.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
         tool_pools=replace(setup.simulation, tool_scale=stage.tool_scale).tool_pools(stage.clock),
-        tool_tasks=stage.tool_tasks,
         predictions=CoreEstimates(stage.clock, cluster.prediction_s),
         solver=stage.solver,
         report_interval_s=cluster.report_interval_s,
@@ -299,17 +236,10 @@ def _rollout(setup: RunSetup, agents: Sequence[Agent], stage: Stage, sink: Sink)
     )
 
 
-@asynccontextmanager
-async def _agents(
-    setup: RunSetup, live: _Live | None, stage: Stage, path: Path
-) -> AsyncIterator[Sequence[Agent]]:
-    if live is not None:
-        async with running_agents(live.work, path, live.sandbox, stage.tool_tasks) as agents:
-            yield agents
-        return
+def _agents(setup: RunSetup, stage: Stage) -> Sequence[Agent]:
     scripts = setup.workload.scripts
     first_arrival_s = min(script.arrival_s for script in scripts)
-    yield [
+    return [
         ScriptedAgent(
             script,
             stage.clock,

@@ -187,7 +187,7 @@ def prepare(
 ) -> RunSetup:
     """Set up a run: read and check all its inputs, and make its policy.
 
-    `workload` has the tasks of live agents, where `config.trace` is no trace.
+    `workload` is for callers whose `config.trace` names no trace, as a gateway's.
 
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.

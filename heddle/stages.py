@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import TokenSource
 from heddle_rollout.services import ChargedSolver, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
-from heddle_runtime.tool_tasks import ToolTasks
 from heddle_runtime.vllm.launcher import EngineLauncher
 from heddle_sim.engine_client import SimLauncher
 
@@ -38,7 +37,6 @@ class Stage:
     tokens: TokenSource | None
     tool_scale: float
     report_delay_s: float
-    tool_tasks: ToolTasks = field(default_factory=ToolTasks)
     facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
     """Facts reported by an engine that has just become ready."""
 

@@ -1,4 +1,4 @@
-"""The workload of a run: a trace made ready for one seed and cluster, or live agents' tasks."""
+"""The workload of a run: a trace made ready for one seed and cluster."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,17 +25,17 @@ class CapacityError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The workload of a run: a trace ready to replay under one seed, or live agents' tasks."""
+    """A trace ready to replay under one seed, or the bounds of what clients of a gateway send."""
 
     trace: Trace
-    """Of live agents' tasks, name and hash only."""
+    """Without a replay, a name only."""
     scripts: Scripts = field(default_factory=lambda: Scripts.of(()))
-    """The trajectories of a replay; empty for live agents."""
+    """The trajectories of a replay; empty without one."""
     trajectories: int
     largest_tokens: int
     """The largest context that a trajectory grows to."""
     fill: FillReport | None = None
-    """Values that the trace lacked; None for live agents."""
+    """Values that the trace lacked; None without a replay."""
     dropped: tuple[str, ...] = ()
     """Trajectories left out because their context exceeds an engine's KV capacity."""
 
@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def notes(self) -> dict[str, int]:
-        """Its entries in a run's summary; empty for live agents."""
+        """Its entries in a run's summary; empty without a replay."""
         if self.fill is None:
             return {}
         return {**self.filled, "dropped_over_capacity": len(self.dropped)}

@@ -1,8 +1,7 @@
 """The agent of one trajectory: its next prompt, and its tool calls.
 
 The driver uses agents only through this protocol. `ScriptedAgent` follows a recorded script.
-`heddle_runtime.agents.live` is a real agent: it parses tool calls from the model's output. For a
-gateway, the tool is the client: its call returns with the session's next request.
+For a gateway, the tool is the client: its call returns with the session's next request.
 """
 
 from collections.abc import Sequence

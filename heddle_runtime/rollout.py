@@ -12,7 +12,6 @@ from heddle_rollout.engines import Launcher
 from heddle_rollout.services import Predictions, Solver
 from heddle_rollout.tools import ToolPools
 from heddle_runtime.clock import RunClock
-from heddle_runtime.tool_tasks import ToolTasks
 
 DRAIN_S = 5.0
 """Seconds that an interrupted run waits for engines to hand over the tokens of running steps."""
@@ -33,13 +32,10 @@ class RolloutRun:
         tool_capacity: int | None = None,
         tool_limit_s: float | None = None,
         tool_pools: ToolPools | None = None,
-        tool_tasks: ToolTasks | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
         report_delay_s: float = REPORT_DELAY_S,
     ) -> None:
-        """`tool_tasks`: the tool calls of `agents` that are coroutines. `Driver` gets the rest."""
         self._agents, self._clock = agents, clock
-        self._tool_tasks = tool_tasks
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.driver = Driver(
             core,
@@ -74,11 +70,7 @@ class RolloutRun:
             await self._over
         finally:
             self.driver.close()
-            try:
-                if self._tool_tasks is not None:
-                    await self._tool_tasks.close()
-            finally:
-                loop.set_exception_handler(None)
+            loop.set_exception_handler(None)
 
     async def interrupt(self) -> None:
         """End early: engines hand over tokens of running steps, all trajectories are cancelled."""

@@ -50,11 +50,6 @@ def check(
             f"{run.path}: is a simulated run (driver {run.manifest['driver']!r}), which checks "
             f"nothing; give runs of `heddle run`"
         )
-    if run.config.live.agents:
-        raise RunError(
-            f"{run.path}: its agents were live, and no trace has their steps; "
-            f"give replays (`heddle trace extract` makes a trace of it that can be replayed)"
-        )
     check_allowed(run, allow_policies)
     run.verify()
     config, shared = _profiled(run, profile_path), Workspace()

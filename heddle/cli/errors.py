@@ -55,7 +55,7 @@ _EXTRAS = {
     "pandas": "calibrate",
     "lightgbm": "predict",
     "aiohttp": "serve",
-    "tokenizers": "live",
+    "tokenizers": "tokens",
     "tiktoken": "tokens",
     "ray": "ray",
 }

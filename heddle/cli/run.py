@@ -33,12 +33,6 @@ ENGINE = click.Choice(["vllm", "fake"])
     default=None,
     help="How KV migrates; none: prefilled again [none]",
 )
-@click.option("--live", is_flag=True, help="TRACE is a file of tasks; agents work on them")
-@click.option("--samples", type=int, default=None, help="With --live: trajectories of a task [1]")
-@click.option("--steps", type=int, default=None, help="With --live: generations at most [16]")
-@click.option(
-    "--step-tokens", type=int, default=None, help="With --live: tokens of a generation [2048]"
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @partial(replayed, but=("--gpus", "--tp"))
 def run(
@@ -48,18 +42,14 @@ def run(
     seed: int | None,
     engines: int | None,
     tps: str | None,
-    live: bool,
-    samples: int | None,
-    steps: int | None,
-    step_tokens: int | None,
     out: Path,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Roll out a trace, or live agents, under one policy on real engines.
+    """Replay a trace under one policy on real engines.
 
     The engines are vLLM's (--engine vllm), or fake ones that only keep time, as the profile says.
-    Tool calls are replayed, unless --live: then models write programs, and these are run.
+    Tool calls take the time that the trace says.
     """
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary, show_lateness
@@ -75,19 +65,14 @@ def run(
         settings,
         policy__preset=policy,
         seed=seed,
-        live__agents=live or None,
-        live__samples=samples,
-        live__steps=steps,
-        live__step_tokens=step_tokens,
         engines=(engines, tps),
         **runtime,
     )
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
-        setup = None if config.live.agents else prepare(config)
-        if setup is not None:
-            check_tags_used(config.policy.tags, [setup.policy])
+        setup = prepare(config)
+        check_tags_used(config.policy.tags, [setup.policy])
         result = run_on_engines(
-            setup or config,
+            setup,
             out=out,
             config_text=text,
             on_progress=bar.at,

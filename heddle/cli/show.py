@@ -174,7 +174,7 @@ def _settings(result: Comparison) -> None:
 
 
 def run_summary(result: RunResult, setup: RunSetup | None) -> None:
-    """Trace, cluster, bound, and the figures of one run. Of live agents: the figures only."""
+    """Trace, cluster, bound, and the figures of one run. Without a set-up: the figures only."""
     figures = {key: number_cell(value) for key, value in result.summary.items()}
     if setup is not None:
         bound = setup.bound()

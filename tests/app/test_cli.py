@@ -428,7 +428,7 @@ def test_import_heddle_offers_its_names_and_costs_nothing():
         "import heddle.cli.replay, heddle.cli.plan, heddle.cli.run, heddle.runs.replay\n"
         "verbs = ('compare', 'simulate', 'plan', 'run', 'replay')\n"
         "assert all(callable(getattr(heddle, verb)) for verb in verbs)\n"
-        "assert {*verbs, 'RuntimeConfig', 'LiveConfig'} <= set(heddle.__all__)\n"
+        "assert {*verbs, 'RuntimeConfig', 'RunConfig'} <= set(heddle.__all__)\n"
         "assert all(getattr(heddle, name) is not None for name in heddle.__all__)\n"
         "assert 'verl' in heddle.PRESETS and callable(heddle.load_run)\n"
         "assert set(heddle.__all__) <= set(dir(heddle))\n"

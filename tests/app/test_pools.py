@@ -119,20 +119,3 @@ def test_bad_pools_are_one_message(
     refused: Callable[..., str], trace: Path, options: tuple[str, str], said: str
 ):
     assert said in refused("simulate", trace, *SIMULATED, *options)
-
-
-def test_a_pool_of_a_tool_that_live_agents_have_not_is_refused(
-    refused: Callable[..., str], tmp_path: Path
-):
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"id": "t", "prompt": "1+1?"}\n')
-    options = (
-        "--live",
-        "--engine",
-        "vllm",
-        "--model-dir",
-        tmp_path,
-        "--set",
-        'cluster.tool_pools=["pyton=2"]',
-    )
-    assert "did you mean 'python'" in refused("run", tasks, *options)

@@ -81,14 +81,12 @@ def test_settings_of_roles_have_limits(values: dict[str, int], said: str):
         ClusterConfig(gpus=4, roles="prefill=2,decode=2", **values)  # type: ignore[arg-type]
 
 
-def test_live_agents_and_engines_without_kv_transfer_are_refused(
+def test_engines_without_kv_transfer_are_refused(
     refused: Callable[..., str], trace: Path, tmp_path: Path
 ):
     given = ("run", trace, "--set", "cluster.roles=prefill=1,decode=1", "--engine", "vllm")
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
     assert "--kv-transfer nixl" in said
-    said = refused(*given, "--model-dir", tmp_path, "--engines", "2", "--live")
-    assert "Leave cluster.roles or --live out" in said
 
 
 def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):

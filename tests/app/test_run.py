@@ -86,7 +86,6 @@ def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Pa
         (("--tp", "3"), "TP"),
         (("--time-scale", "0"), "time_scale must be more than 0"),
         (("--engine", "vllm"), "--model-dir"),
-        (("--live",), "a model that writes"),
         (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
         (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
         (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),

@@ -140,8 +140,8 @@ def test_a_step_is_said_in_the_new_command_line() -> None:
     )
     with pytest.raises(AnswerError, match="the verb train has no new form"):
         translated("train --json", tables)
-    with pytest.raises(AnswerError, match="--live of run has no new form"):
-        translated("run tasks.jsonl --live", tables)
+    with pytest.raises(AnswerError, match="--base of predict fit has no new form"):
+        translated("predict fit t.jsonl --base m", tables)
 
 
 def test_a_row_of_the_table_names_a_flag_or_a_key_or_nothing() -> None:

@@ -1,1 +1,0 @@
-"""Programs that try to get out of the sandbox of tool calls."""

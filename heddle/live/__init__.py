@@ -1,1 +1,0 @@
-"""Live agents of `heddle run`: their configuration, tasks and sandbox."""
