@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: campaign gate test lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl clients
+.PHONY: campaign gate test test-all soak lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl clients
 
 gate: lint test
 
@@ -62,8 +62,17 @@ clients: .venv-clients/.installed
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# What is quick: minutes on two cores. `make test-all` has the slow ones and real engines too (where vLLM
+# is installed), `make soak` what takes a quarter of an hour and more for one subject.
 test: $(STAMP)
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest $(PYTEST_ARGS) -m "not slow and not real_engines and not soak"
+
+test-all: $(STAMP)
+	$(BIN)/pytest $(PYTEST_ARGS) -m "not soak"
+
+soak: $(STAMP)
+	$(BIN)/pytest $(PYTEST_ARGS) -m soak
+	$(MAKE) campaign CAMPAIGNS="faults answers fuzz kill" MINUTES=15
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

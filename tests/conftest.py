@@ -3,6 +3,8 @@
 Hypothesis measures no time here: on a slow machine an example may take as long as it takes.
 """
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -12,12 +14,19 @@ settings.register_profile("heddle", deadline=None, suppress_health_check=[Health
 settings.load_profile("heddle")
 
 
+SLOW = Path(__file__).with_name("slow.txt")
+"""Tests that `make test` leaves out, by measured time; `python -m tests.slow` writes it."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest and runs in one process."""
+    slow = frozenset(SLOW.read_text(encoding="utf-8").split())
     items.sort(key=lambda item: not is_real(item))
     for item in items:
         if is_real(item):
             item.add_marker("real_engines")
+        if item.nodeid.partition("[")[0] in slow:
+            item.add_marker("slow")
 
 
 def is_real(item: pytest.Item) -> bool:

@@ -29,36 +29,38 @@ PART = 0.35
 """Of the requests of each group, so that engines answer for minutes and not for a quarter hour."""
 SEED = 0
 LEAST = 320
-"""Requests that count, at least."""
+"""Requests of the groups that CI asks, at least."""
+ALWAYS = ("main", "hermes")
+"""Groups that CI asks; each further one starts two engines of its own, for `make soak`."""
 
 
 @pytest.mark.xdist_group(VLLM_GROUP)
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-def test_the_gateway_answers_as_vllm_does(tmp_path: Path):
-    outcomes = []
-    for name, group in GROUPS.items():
-        if group.lacks:
-            continue
-        folder = tmp_path / name
-        folder.mkdir()
-        requests = part(group.requests(SEED), PART, seed=SEED)
-        with gateway_before(group, folder) as (reference, other):
-            outcome = compare_servers(name, requests, reference=reference, other=other)
-        outcomes.append(outcome)
-        for each in outcome.unequal:
-            print(f"{name}: {one_line(each)}")  # noqa: T201
-    equal, counted = share(outcomes)
-    assert counted >= LEAST
-    assert equal / counted >= EQUAL, f"{equal} of {counted} requests are answered as by vLLM"
+@pytest.mark.parametrize(
+    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.soak) for n in GROUPS]
+)
+def test_the_gateway_answers_as_vllm_does(name: str, tmp_path: Path):
+    group = GROUPS[name]
+    if group.lacks:
+        pytest.skip(f"{group.lacks} is not installed")
+    requests = part(group.requests(SEED), PART, seed=SEED)
+    with gateway_before(group, tmp_path) as (reference, other):
+        outcome = compare_servers(name, requests, reference=reference, other=other)
+    for each in outcome.unequal:
+        print(f"{name}: {one_line(each)}")  # noqa: T201
+    equal, counted = share([outcome])
+    assert counted >= len(requests) * 0.9
+    unequal = counted - equal
+    assert unequal <= max(1.0, (1 - EQUAL) * counted), f"{unequal} of {counted} are not as vLLM's"
 
 
 def test_the_corpus_has_each_request_once_and_is_the_same_each_time():
     total = 0
-    for group in GROUPS.values():
+    for name, group in GROUPS.items():
         requests = group.requests(SEED)
         assert requests == group.requests(SEED)
         assert len({(each.area, each.name) for each in requests}) == len(requests)
-        total += len(requests)
+        total += len(requests) * (name in ALWAYS)
         some = part(requests, PART, seed=SEED)
         assert some == part(requests, PART, seed=SEED)
         assert len(some) == round(PART * len(requests))
