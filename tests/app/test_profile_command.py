@@ -38,8 +38,8 @@ def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_pat
 def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, trace: Path) -> None:
     args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--attention-dp", 2, "--tp", 1)
     said = done(heddle, "from-config", *args, "--source", "roofline", "-o", "mine.json")
-    assert "use it as --model mine.json --attention-dp 2 --tp 1" in said
-    run = ("--model", "mine.json", "--attention-dp", 2, "--tp", 1, "--gpus", 2)
+    assert "use it as --model mine.json --set cluster.attention_dp=2 --tp 1" in said
+    run = ("--model", "mine.json", "--set", "cluster.attention_dp=2", "--tp", 1, "--gpus", 2)
     result = heddle("simulate", trace, *run)
     assert result.exit_code == 0, result.output
     left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
