@@ -15,8 +15,7 @@ from heddle.engines import engine_facts
 from heddle.knowledge import needs_oracle
 from heddle.live.work import LiveWork, SandboxInfo, load_live_work, probe_sandbox, running_agents
 from heddle.policies.errors import policy_errors
-from heddle.ray.cluster import RayNodes
-from heddle.ray.engines import node_facts, nodes_for
+from heddle.ray.engines import RayEngines, ray_engines
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
@@ -97,12 +96,12 @@ def run(
     else:
         setup = prepare(run)
     check_starts_engines(setup)
-    with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
-        return _run_on(nodes, setup, live, out, config_text, on_progress, on_note)
+    with ray_engines(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as engines:
+        return _run_on(engines, setup, live, out, config_text, on_progress, on_note)
 
 
 def _run_on(
-    nodes: RayNodes | None,
+    started: RayEngines | None,
     setup: RunSetup,
     live: _Live | None,
     out: Path,
@@ -112,7 +111,7 @@ def _run_on(
 ) -> RunResult:
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
-    engines = _facts_of_engines(setup, live, nodes)
+    engines = _facts_of_engines(setup, live, started)
     for note in engines["notes"]:
         on_note(note)
     # vLLM on CPU has none.
@@ -125,10 +124,10 @@ def _run_on(
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
         # Fake engines only keep time, and Ray's are on other nodes, or no children of this process.
-        here = config.runtime.engine == "vllm" and nodes is None
+        here = config.runtime.engine == "vllm" and started is None
         sink = RunSink(directory, workload.trajectories, on_progress, measures_load=here)
         with signals.deferred(), policy_errors(setup.policy):
-            lateness, load = asyncio.run(_roll_out(setup, live, nodes, sink, signals))
+            lateness, load = asyncio.run(_roll_out(setup, live, started, sink, signals))
         return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness, load)
 
 
@@ -170,12 +169,12 @@ def _live(config: RunConfig) -> _Live:
 
 
 def _facts_of_engines(
-    setup: RunSetup, live: _Live | None, nodes: RayNodes | None
+    setup: RunSetup, live: _Live | None, started: RayEngines | None
 ) -> dict[str, Any]:
     """The manifest's facts of engines, machine and sandbox, after their checks."""
     facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
-    if nodes is not None:
-        facts |= node_facts(nodes)
+    if started is not None:
+        facts |= started.facts
     if live is None:
         return facts
     notes = [*facts["notes"], *([live.sandbox.note] if live.sandbox.note else [])]
@@ -262,12 +261,12 @@ class RunSink:
 async def _roll_out(
     setup: RunSetup,
     live: _Live | None,
-    nodes: RayNodes | None,
+    started: RayEngines | None,
     sink: RunSink,
     signals: StopSignals,
 ) -> tuple[Lateness, CpuLoad | None]:
     """Run to the end, or until a signal; return how late the clock was, and others' load."""
-    stage = stage_of(setup, nodes, sink.path)
+    stage = await stage_of(setup, started, sink.path)
     sink.facts = stage.facts
     try:
         async with _agents(setup, live, stage, sink.path) as agents:
