@@ -11,7 +11,7 @@ from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
 from heddle_runtime.vllm.checks import EngineSetupError, check_engines, visible_gpus
-from heddle_runtime.vllm.launcher import EngineLauncher, VllmLauncher
+from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
 
 
@@ -54,7 +54,7 @@ def engine_facts(
         gpu = {} if cluster.pool else {"gpu": cluster.gpu}
         return {"engine": "fake", "model": cluster.model, **gpu, "notes": []}
     check_available(config)
-    if runtime.launcher == "ray":  # its nodes were checked when they were reserved
+    if runtime.launcher == "ray":  # they were checked on their nodes
         return _vllm_facts(config)
     settings = vllm_settings(config)
     tps = (*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps)
@@ -134,7 +134,7 @@ def check_available(config: RunConfig) -> None:
         )
 
 
-def facts_of(launcher: EngineLauncher, engine: EngineId) -> Mapping[str, Any]:
+def facts_of(launcher: VllmLauncher, engine: EngineId) -> Mapping[str, Any]:
     """Facts of a real engine for the manifest, beside those in the journal."""
     facts = launcher.facts(engine)
     if facts is None:

@@ -13,8 +13,7 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.engines import engine_facts
 from heddle.policies.errors import policy_errors
-from heddle.ray.cluster import RayNodes
-from heddle.ray.engines import node_facts, nodes_for
+from heddle.ray.engines import RayEngines, ray_engines
 from heddle.runs import RunDirectory, open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
@@ -66,12 +65,12 @@ def run(
     _check(run.config if isinstance(run, RunSetup) else run)
     setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
-    with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
-        return _run_on(nodes, setup, out, config_text, on_progress, on_note)
+    with ray_engines(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as engines:
+        return _run_on(engines, setup, out, config_text, on_progress, on_note)
 
 
 def _run_on(
-    nodes: RayNodes | None,
+    started: RayEngines | None,
     setup: RunSetup,
     out: Path,
     config_text: str | None,
@@ -80,7 +79,7 @@ def _run_on(
 ) -> RunResult:
     workload, prices = setup.workload, run_prices(setup)
     config = prices.kept(setup.config, setup.profiles.pools)
-    engines = _facts_of_engines(setup, nodes)
+    engines = _facts_of_engines(setup, started)
     for note in engines["notes"]:
         on_note(note)
     # vLLM on CPU has none.
@@ -93,10 +92,10 @@ def _run_on(
         open_run(out, config, facts, config_text=config_text) as directory,
     ):
         # Fake engines only keep time, and Ray's are on other nodes, or no children of this process.
-        here = config.runtime.engine == "vllm" and nodes is None
+        here = config.runtime.engine == "vllm" and started is None
         sink = RunSink(directory, workload.trajectories, on_progress, measures_load=here)
         with signals.deferred(), policy_errors(setup.policy):
-            lateness, load = asyncio.run(_roll_out(setup, nodes, sink, signals))
+            lateness, load = asyncio.run(_roll_out(setup, started, sink, signals))
         return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness, load)
 
 
@@ -120,10 +119,10 @@ def _check(config: RunConfig) -> None:
         )
 
 
-def _facts_of_engines(setup: RunSetup, nodes: RayNodes | None) -> dict[str, Any]:
+def _facts_of_engines(setup: RunSetup, started: RayEngines | None) -> dict[str, Any]:
     """The manifest's facts of engines and machine, after their checks."""
     facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
-    return facts if nodes is None else facts | node_facts(nodes)
+    return facts if started is None else {**facts, **started.facts}
 
 
 def planned_tps(setup: RunSetup) -> list[int]:
@@ -204,10 +203,10 @@ class RunSink:
 
 
 async def _roll_out(
-    setup: RunSetup, nodes: RayNodes | None, sink: RunSink, signals: StopSignals
+    setup: RunSetup, started: RayEngines | None, sink: RunSink, signals: StopSignals
 ) -> tuple[Lateness, CpuLoad | None]:
     """Run to the end, or until a signal; return how late the clock was, and others' load."""
-    stage = stage_of(setup, nodes, sink.path)
+    stage = await stage_of(setup, started, sink.path)
     sink.facts = stage.facts
     try:
         await _interruptible(_rollout(setup, stage, sink), signals)

@@ -10,8 +10,7 @@ from typing import Any
 from heddle.config import RunConfig
 from heddle.engines import facts_of, open_vllm, vocabulary_of
 from heddle.executor import Worker
-from heddle.ray.cluster import RayNodes
-from heddle.ray.engines import open_nodes
+from heddle.ray.engines import RayEngines
 from heddle.setup import RunSetup
 from heddle_core.commands import SolvePlan
 from heddle_core.ids import EngineId
@@ -20,11 +19,7 @@ from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import TokenSource
 from heddle_rollout.services import ChargedSolver, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
-from heddle_runtime.vllm.launcher import EngineLauncher
 from heddle_sim.engine_client import SimLauncher
-
-FAKE_VOCABULARY = 50_000
-"""Tokens for engines that keep time only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +36,14 @@ class Stage:
     """Facts reported by an engine that has just become ready."""
 
 
-def stage_of(setup: RunSetup, nodes: RayNodes | None, path: Path) -> Stage:
-    """Make what a run on fake engines or vLLM's needs, here or on nodes; logs go below `path`."""
-    if nodes is not None:
-        return _node_stage(setup, nodes, path)
+async def stage_of(setup: RunSetup, started: RayEngines | None, path: Path) -> Stage:
+    """Make what a run on fake engines or vLLM's needs; logs of those here go below `path`.
+
+    Raises:
+        ProbeError: a started engine cannot be used.
+    """
+    if started is not None:
+        return await _url_stage(setup.config, started)
     return fake_stage(setup) if setup.config.runtime.engine == "fake" else vllm_stage(setup, path)
 
 
@@ -99,29 +98,33 @@ def _report(
 def vllm_stage(setup: RunSetup, path: Path) -> Stage:
     """Make what a run on vLLM's engines needs; their logs go into a folder of `path`."""
     config, clock = setup.config, RunClock(asyncio.get_running_loop())
-    return _stage(
-        config, open_vllm(config, path / "engines"), clock, vocabulary_of(config.runtime.model_dir)
-    )
-
-
-def _node_stage(setup: RunSetup, nodes: RayNodes, path: Path) -> Stage:
-    config, fake = setup.config, setup.config.runtime.engine == "fake"
-    speed = 1.0 / config.runtime.time_scale if fake else 1.0
-    clock = RunClock(asyncio.get_running_loop(), speed=speed)
-    launcher = open_nodes(setup, nodes, path / "engines", clock)
-    return _stage(
-        config,
-        launcher,
-        clock,
-        FAKE_VOCABULARY if fake else vocabulary_of(config.runtime.model_dir),
-    )
-
-
-def _stage(config: RunConfig, launcher: EngineLauncher, clock: RunClock, vocabulary: int) -> Stage:
+    launcher = open_vllm(config, path / "engines")
     for time_s, name in config.cluster.faults():
         clock.call_at(time_s, launcher.fail, EngineId(name))
-    fake = config.runtime.engine == "fake"
-    tokens = TokenSource(vocabulary, seed=config.seed)
-    scale = 1.0 if fake else config.runtime.time_scale
-    facts = partial(facts_of, launcher)
-    return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, facts=facts)
+    return _stage(config, clock, launcher, facts=partial(facts_of, launcher))
+
+
+async def _url_stage(config: RunConfig, started: RayEngines) -> Stage:
+    # Imported here: other engines need no HTTP.
+    from heddle_runtime.vllm_http.launcher import HttpLauncher
+    from heddle_runtime.vllm_http.settings import HttpSettings
+
+    runtime = config.runtime
+    launcher = HttpLauncher(
+        HttpSettings(
+            sampling={"temperature": runtime.temperature}, start_limit_s=runtime.start_limit_s
+        )
+    )
+    try:
+        for url, tp in zip(started.urls, started.tps, strict=True):
+            await launcher.add(url, api_key=started.key, tp=tp)
+    except BaseException:
+        await launcher.close()
+        raise
+    return _stage(config, RunClock(asyncio.get_running_loop()), launcher)
+
+
+def _stage(config: RunConfig, clock: RunClock, launcher: Launcher, **facts: Any) -> Stage:
+    tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
+    scale = config.runtime.time_scale
+    return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, **facts)

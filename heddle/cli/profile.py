@@ -75,7 +75,9 @@ def from_config(
     show_config_profile(made)
     if out is not None:
         ranks = made.profile.attention_dp
-        layout = f" --set cluster.attention_dp={ranks} --tp {made.profile.tps[0]}" if ranks > 1 else ""
+        layout = (
+            f" --set cluster.attention_dp={ranks} --tp {made.profile.tps[0]}" if ranks > 1 else ""
+        )
         click.echo(f"profile in {out}: use it as --model {out}{layout}")
     else:
         click.echo("nothing written: name a file with -o to use the profile as --model FILE")

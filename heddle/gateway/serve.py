@@ -20,8 +20,7 @@ from heddle.engines import engine_facts
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address
-from heddle.ray.cluster import RayNodes
-from heddle.ray.engines import node_facts, nodes_for
+from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
 from heddle.runs import open_run
 from heddle.setup import RunSetup, prepare
@@ -82,25 +81,34 @@ def serve(
         GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
     """
     check(config, gateway)
-    config = with_arrivals(config)
+    given = config = with_arrivals(config)
+    context_tokens = _context_tokens(config)
+    if config.runtime.launcher == "ray" and config.runtime.engine == "vllm":
+        # Started on the nodes, they are engines by URL.
+        config = replace(config, runtime=replace(config.runtime, engine="http"))
+        gateway = replace(gateway, engine_tps=config.cluster.mix)
     tp = gateway.engine_tp or config.cluster.tp
     gateway = replace(gateway, engine_tp=tp)
     config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
     raise_file_limit(gateway.front.max_open)
-    context_tokens = _context_tokens(config)
     work = Workload(
         trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=min(context_tokens, 1 << 20)
     )
     setup = prepare(config, workload=work)
     asyncio.run(check_address(gateway.host, gateway.port))
-    with nodes_for(setup.config, setup.workload.largest_tokens, planned_tps(setup)) as nodes:
+    largest, options = work.largest_tokens, gateway.render_options
+    with ray_engines(given, largest, options=options) as started:
+        if started is not None:
+            gateway = replace(
+                gateway, engine_urls=started.urls, engine_tps=started.tps, engine_key=started.key
+            )
         return _serve_on(
-            nodes, setup, gateway, context_tokens, out, config_text, on_note, on_listening
+            started, setup, gateway, context_tokens, out, config_text, on_note, on_listening
         )
 
 
 def _serve_on(
-    nodes: RayNodes | None,
+    started: RayEngines | None,
     setup: RunSetup,
     gateway: GatewayConfig,
     context_tokens: int,
@@ -110,7 +118,7 @@ def _serve_on(
     on_listening: Callable[[str, Path], None],
 ) -> RunResult:
     prices = run_prices(setup)
-    engines = _facts(setup, gateway, nodes)
+    engines = _facts(setup, gateway, started)
     for note in engines["notes"]:
         on_note(note)
     facts = replace(setup.facts("heddle_gateway", engines), command_line=_without_secrets(sys.argv))
@@ -124,7 +132,7 @@ def _serve_on(
     ):
         sink = RunSink(directory, 0, lambda done, total: None)
         model = ServedModel(names=gateway.model_names, context_tokens=context_tokens)
-        served = _Served(setup, nodes, gateway, sink, model, on_note)
+        served = _Served(setup, gateway, sink, model, on_note)
         with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
             run = served.run(signals, lambda url: on_listening(url, directory.path))
             lateness = runner.run(run)
@@ -187,14 +195,13 @@ def _context_tokens(config: RunConfig) -> int:
     return CONTEXT_TOKENS if runtime.engine == "fake" else 1 << 20
 
 
-def _facts(setup: RunSetup, gateway: GatewayConfig, nodes: RayNodes | None) -> dict[str, Any]:
+def _facts(setup: RunSetup, gateway: GatewayConfig, started: RayEngines | None) -> dict[str, Any]:
     """The manifest's facts of the engines, after their checks."""
     runtime = setup.config.runtime
     if runtime.engine == "http":
-        return {"engine": "http", "urls": list(gateway.engine_urls), "notes": []}
+        facts = {"engine": "http", "urls": list(gateway.engine_urls), "notes": []}
+        return facts if started is None else facts | dict(started.facts)
     facts = engine_facts(setup.config, setup.workload.largest_tokens, planned_tps(setup))
-    if nodes is not None:
-        facts |= node_facts(nodes)
     if runtime.engine == "fake":
         note = "no model runs: engines keep time only, and tokens are made up"
         return {**facts, "notes": [*facts["notes"], note]}
@@ -219,7 +226,6 @@ class _Served:
     def __init__(
         self,
         setup: RunSetup,
-        nodes: RayNodes | None,
         config: GatewayConfig,
         sink: RunSink,
         model: ServedModel,
@@ -227,7 +233,7 @@ class _Served:
     ) -> None:
         self._setup, self._config, self._sink = setup, config, sink
         self._model, self._on_note = model, on_note
-        self._nodes, self.use = nodes, GpuUse()
+        self.use = GpuUse()
 
     def _record(self, event: Event, commands: Sequence[Command]) -> None:
         self.use.take(event)
@@ -301,7 +307,7 @@ class _Served:
             )
             stage = Stage(clock, launcher, ProcessSolver(), None, 1.0, 0.0)
         else:
-            stage = stage_of(self._setup, self._nodes, self._sink.path)
+            stage = await stage_of(self._setup, None, self._sink.path)
         self._sink.facts = stage.facts
         try:
             yield stage

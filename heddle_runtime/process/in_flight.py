@@ -44,8 +44,6 @@ class InFlight:
     """Steps by trajectory and by id; an engine has at most one of a trajectory."""
 
     def __init__(self) -> None:
-        self.speed = 1.0
-        """Seconds of a step that pass in a real one: engines that keep time only may run faster."""
         self._by_trajectory: dict[TrajectoryId, InFlightStep] = {}
         self._by_id: dict[int, InFlightStep] = {}
 
@@ -82,7 +80,7 @@ class InFlight:
         del self._by_trajectory[step.trajectory]
         made = (*step.made, *unpack_ids(report.tokens))
         inside_s = report.prefill_s + report.decode_s
-        since_s = (time.monotonic() - step.sent_s) * self.speed
+        since_s = time.monotonic() - step.sent_s
         step.top += report.top
         return StepResult(
             trajectory=step.trajectory,

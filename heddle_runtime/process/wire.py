@@ -39,8 +39,6 @@ class Boot(WireMessage, frozen=True):
     """Id of the process that started it; the engine ends with it."""
     cores: tuple[int, ...] = ()
     """CPU cores that it may use; empty: any."""
-    simulated: dict[str, Any] | None = None
-    """Of an engine that keeps time only: how fast it is."""
 
 
 class Start(WireMessage, frozen=True):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, assert_never
+from typing import Literal, Protocol, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -41,7 +41,7 @@ class _PendingTransfer:
 
 
 class EngineProcess(Watched, Protocol):
-    """The process of an engine, on this machine or another."""
+    """The process of an engine."""
 
     @property
     def pid(self) -> int | None:
@@ -62,12 +62,10 @@ class LaunchSpec:
     open: Callable[[Callable[[Report], None], Callable[[str], None]], EngineProcess]
     """Starts it, with what takes its reports, and then the reason of its end."""
     parent: int
-    """Id of the process that starts it, on its machine."""
+    """Id of the process that starts it."""
     log: Path
     start_limit_s: float
     cores: tuple[int, ...] = ()
-    simulated: dict[str, Any] | None = None
-    """Of an engine that keeps time only: how fast it is."""
 
 
 class VllmEngine:
@@ -151,8 +149,6 @@ class VllmEngine:
         if self._state != "waiting":
             return
         self._state, self._busy_limit_s = "starting", spec.start_limit_s
-        if spec.simulated is not None:
-            self._running.speed = 1.0 / spec.simulated["time_scale"]
         try:
             self._child = spec.open(self._on_report, self._on_exit)
         except OSError as error:
@@ -166,7 +162,6 @@ class VllmEngine:
                 max_running=self._spec.max_running,
                 parent=spec.parent,
                 cores=spec.cores,
-                simulated=spec.simulated,
             )
         )
         late = f"it was not ready after {spec.start_limit_s:g} s; see {spec.log}"

@@ -1,4 +1,4 @@
-"""Starts vLLM engines on this machine or on others; implements `Launcher`."""
+"""Starts vLLM engines on this machine; implements `Launcher`."""
 
 import asyncio
 import tempfile
@@ -10,24 +10,54 @@ from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
 from heddle_runtime.process.wire import Ready
 from heddle_runtime.vllm.engine import VllmEngine
-from heddle_runtime.vllm.machine import Machine, ThisMachine
+from heddle_runtime.vllm.machine import ThisMachine
 from heddle_runtime.vllm.settings import VllmSettings, installed_vllm
 
 
-class EngineLauncher:
-    """Starts engines on machines: each on the first that has enough free for it.
+class VllmLauncher:
+    """Starts engines on this machine and assigns them CPU cores and GPUs.
 
     Use it inside a running event loop. Run the checks of `heddle_runtime.vllm.checks` first: they
     report in one line what would otherwise fail in the middle of a start.
     """
 
     def __init__(
-        self, settings: VllmSettings, machines: Sequence[Machine], *, one_at_a_time: bool = False
+        self,
+        settings: VllmSettings,
+        *,
+        log_dir: Path | None = None,
+        cores: Sequence[int] = (),
+        devices: Sequence[str] = (),
+        engines_per_device: int = 1,
+        start_limit_s: float = 600.0,
+        module: str = "heddle_runtime.vllm.process",
     ) -> None:
-        """`one_at_a_time`: an engine starts when no other does."""
+        """vLLM's output goes to `log_dir`/<engine>.log; None: to a temporary folder.
+
+        `cores` are CPU cores, if engines are to be pinned: each to as many of the least used as its
+        TP degree. `devices` are GPUs as `CUDA_VISIBLE_DEVICES` names them, each for
+        `engines_per_device` engines; empty: CUDA's choice. `module` runs in an engine's process.
+        """
+        installed = installed_vllm()
+        platform = installed.platform if installed is not None else "cpu"
+        self._scratch = tempfile.TemporaryDirectory(prefix="heddle-") if log_dir is None else None
+        if log_dir is None:
+            assert self._scratch is not None
+            log_dir = Path(self._scratch.name)
+        log_dir.mkdir(parents=True, exist_ok=True)
         self._settings = settings
-        self._machines = machines
-        self._one_at_a_time = one_at_a_time
+        self._machine = ThisMachine(
+            settings,
+            platform,
+            log_dir=log_dir,
+            cores=cores,
+            devices=devices,
+            engines_per_device=engines_per_device,
+            start_limit_s=start_limit_s,
+            module=module,
+        )
+        # vLLM measures the free memory of a GPU, and two that measure at once count each other's.
+        self._one_at_a_time = platform == "cuda" and engines_per_device > 1
         self._engines: dict[EngineId, VllmEngine] = {}
         self._queue: list[VllmEngine] = []
         """Engines that wait until others are ready or gone."""
@@ -66,13 +96,14 @@ class EngineLauncher:
         while self._engines:
             self._all_gone.clear()
             await self._all_gone.wait()
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _changed(self, engine: VllmEngine) -> None:
         name = engine.spec.engine
         if engine.gone and self._engines.get(name) is engine:
             del self._engines[name]
-            for machine in self._machines:
-                machine.free(name)
+            self._machine.free(name)
             if not self._engines:
                 self._all_gone.set()
         self._launch_next()
@@ -85,14 +116,12 @@ class EngineLauncher:
             if engine.gone or engine.ending:
                 self._queue.remove(engine)
                 continue
-            for machine in self._machines:
-                spec = machine.place(engine.spec)
-                if spec is not None:
-                    self._queue.remove(engine)
-                    engine.launch(spec)
-                    break
-            else:
+            launch = self._machine.place(engine.spec)
+            if launch is None:
                 self._not_placed(engine)
+            else:
+                self._queue.remove(engine)
+                engine.launch(launch)
 
     def _not_placed(self, engine: VllmEngine) -> None:
         """End an engine that fits nowhere, unless one that is ending may give enough back."""
@@ -102,51 +131,3 @@ class EngineLauncher:
                 f"TP {engine.spec.shape.tp} needs {engine.spec.shape.gpus} GPU(s), "
                 "and fewer are free"
             )
-
-
-class VllmLauncher(EngineLauncher):
-    """Starts engines on this machine and assigns them CPU cores and GPUs."""
-
-    def __init__(
-        self,
-        settings: VllmSettings,
-        *,
-        log_dir: Path | None = None,
-        cores: Sequence[int] = (),
-        devices: Sequence[str] = (),
-        engines_per_device: int = 1,
-        start_limit_s: float = 600.0,
-        module: str = "heddle_runtime.vllm.process",
-    ) -> None:
-        """vLLM's output goes to `log_dir`/<engine>.log; None: to a temporary folder.
-
-        `cores` are CPU cores, if engines are to be pinned: each to as many of the least used as its
-        TP degree. `devices` are GPUs as `CUDA_VISIBLE_DEVICES` names them, each for
-        `engines_per_device` engines; empty: CUDA's choice. `module` runs in an engine's process.
-        """
-        installed = installed_vllm()
-        platform = installed.platform if installed is not None else "cpu"
-        self._scratch = tempfile.TemporaryDirectory(prefix="heddle-") if log_dir is None else None
-        if log_dir is None:
-            assert self._scratch is not None
-            log_dir = Path(self._scratch.name)
-        log_dir.mkdir(parents=True, exist_ok=True)
-        machine = ThisMachine(
-            settings,
-            platform,
-            log_dir=log_dir,
-            cores=cores,
-            devices=devices,
-            engines_per_device=engines_per_device,
-            start_limit_s=start_limit_s,
-            module=module,
-        )
-        # vLLM measures the free memory of a GPU, and two that measure at once count each other's.
-        shared = platform == "cuda" and engines_per_device > 1
-        super().__init__(settings, [machine], one_at_a_time=shared)
-
-    async def close(self) -> None:
-        """End every engine; afterwards none of their processes is left."""
-        await super().close()
-        if self._scratch is not None:
-            self._scratch.cleanup()

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
@@ -20,19 +20,8 @@ from heddle_runtime.vllm.settings import Platform, VllmSettings, environment
 CoreOrGpu = TypeVar("CoreOrGpu", int, str)
 
 
-class Machine(Protocol):
-    """What engines can be placed on."""
-
-    def place(self, spec: EngineSpec) -> LaunchSpec | None:
-        """Reserve what an engine needs; None while too little is free."""
-        ...
-
-    def free(self, engine: EngineId) -> None:
-        """Give back what an engine had that is gone; nothing if it was not placed here."""
-
-
 class ThisMachine:
-    """Engines of this machine, each with CPU cores, GPUs and a port; implements `Machine`."""
+    """Engines of this machine, each with CPU cores, GPUs and a port."""
 
     def __init__(
         self,

@@ -157,13 +157,11 @@ def environment(
     kv_port: int,
     devices: Sequence[str],
     temporary: str,
-    host: str = "127.0.0.1",
 ) -> dict[str, str]:
     """Environment variables of an engine's process, this process's own included.
 
-    Other engines reach it at `host`. Its temporary files, among them the one by which its ranks
-    find each other, go to the folder `temporary`. Kernels that are compiled stay where other
-    engines find them.
+    Its temporary files, among them the one by which its ranks find each other, go to the folder
+    `temporary`. Kernels that are compiled stay where other engines find them.
     """
     ours = {
         # It downloads nothing.
@@ -171,10 +169,10 @@ def environment(
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_HOST_IP": host,
+        "VLLM_HOST_IP": "127.0.0.1",
         # Our loop runs scheduler and model runner in this process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_NIXL_SIDE_CHANNEL_HOST": host,
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(kv_port),
         "TOKENIZERS_PARALLELISM": "false",
         "TMPDIR": temporary,

@@ -113,11 +113,11 @@ class FakeVllm:
         self._ids = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
-        self.port = 0
+        self.host, self.port = "127.0.0.1", 0
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def running(self) -> int:
@@ -143,7 +143,7 @@ class FakeVllm:
         await self._runner.setup()
         assert self._runner.server is not None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._runner.server, "127.0.0.1", self.port)
+        self._server = await loop.create_server(self._runner.server, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

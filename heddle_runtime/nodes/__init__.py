@@ -1,1 +1,0 @@
-"""Engines on other machines: an agent on each node, and the driver's side of it, over TCP."""
