@@ -259,7 +259,10 @@ def serving() -> list[int]:
         (("--engines", 9), r"TP 1,1,1,1,1,1,1,1,1 need 9 CPUs, and the cluster has \d:"),
         (("--engines", 1, "--tp", 2), r"Ray found no node for 1 of them in 2 s"),
         (("--policy", "heddle"), r"take heddle\+fixed\+keep_engines"),
-        (("--failures", "e0@3"), "leave --pool, --attention-dp, --roles and --failures out"),
+        (
+            ("--set", "cluster.failures=e0@3"),
+            "leave cluster.pool, cluster.attention_dp, cluster.roles",
+        ),
         (("--engine", "fake"), "--engine fake does not go with it"),
     ],
 )
