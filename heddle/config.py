@@ -140,6 +140,31 @@ class ServeConfig:
     """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
     last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
     the gateway runs. Another policy is taken as it is."""
+    max_open: int | None = None
+    """Requests at once; more get status 429. None: 65,536, or what the limit on files permits."""
+    idle_s: float = 1800.0
+    """A trajectory without a request for so many seconds is cancelled."""
+    keep_answer_s: float = 60.0
+    """Seconds for which an answer is kept for a client that sends the same again."""
+    engine_wait_s: float = 300.0
+    """Longest time for which steps wait while there is no engine."""
+    user_is_session: bool = False
+    """The body's `user` names a session."""
+    list_itself: bool = False
+    """GET /workers has the gateway alone: for vime, which aborts at the URLs listed."""
+    render_options: tuple[str, ...] = ()
+    """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
+    fake_tokens: int = 128
+    """Mean length of a generation of fake engines."""
+    fake_replies: str = ""
+    """Path of JSON lines that fake engines say: reply n of a trajectory is line n, a message."""
+
+    def __post_init__(self) -> None:
+        most = self.max_open
+        require(most is None or 1 <= most <= 1_000_000, "max_open must be from 1 to 1,000,000")
+        for name in ("idle_s", "keep_answer_s", "engine_wait_s"):
+            require(0.0 <= getattr(self, name) <= 1e9, f"{name} must be from 0 to 1e9 seconds")
+        require(self.fake_tokens >= 1, f"fake_tokens = {self.fake_tokens}: give 1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ def _check(config: RunConfig) -> None:
         return
     if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
         raise ConfigError(
-            "cluster.roles needs engines that move KV: give --kv-transfer nixl, or leave "
+            "cluster.roles needs engines that move KV: give --set runtime.kv_transfer=nixl, or leave "
             "cluster.roles out"
         )
 

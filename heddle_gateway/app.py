@@ -92,7 +92,7 @@ def raise_file_limit(max_open: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise FileLimitError(
             f"{max_open:,} open requests need {needed:,} files, and the system permits {hard:,}: "
-            f"raise the limit (ulimit -n), or give --max-open {max(hard - SPARE_FILES, 1)}"
+            f"raise the limit (ulimit -n), or give max_open = {max(hard - SPARE_FILES, 1)}"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

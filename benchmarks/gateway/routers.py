@@ -74,7 +74,7 @@ def heddle(policy: str, version: str) -> Router:
         slots = MOST_STREAMS // len(engines)
         return (
             *(sys.executable, "-m", "heddle.cli", "serve", "--policy", policy, *workers),
-            *("--port", str(port), "--max-open", "16384", "--out", str(folder)),
+            *("--port", str(port), "--set", "serve.max_open=16384", "--out", str(folder)),
             *("--set", f"cluster.max_running={slots}"),
         )
 

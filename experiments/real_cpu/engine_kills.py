@@ -184,10 +184,10 @@ def main(kills: int, stops: int, policy: str, seed: int, markdown: Path | None) 
         model = make_tiny_model(folder / "model", seed=1)
         options = (
             *("--engine", "vllm", "--model-dir", model, "--engines", 2, "--tp", 1),
-            *("--policy", policy, "--max-context", 4096, "--out", folder / "runs"),
+            *("--policy", policy, "--set", "runtime.max_context=4096", "--out", folder / "runs"),
             *("--set", "runtime.dtype=float32", "--set", "runtime.kv_mib=64"),
             *("--set", f"runtime.hang_s={HANG_S:g}", "--set", "cluster.restarts=1000"),
-            *("--engine-wait-s", WAIT_S),
+            *("--set", f"serve.engine_wait_s={WAIT_S}"),
         )
         gateway = GatewayProcess(*options, log=folder / "gateway.log")
         rest.callback(gateway.process.kill)

@@ -183,12 +183,13 @@ def main(repeats: int, real: bool, markdown: Path | None) -> None:
         write_trace(earlier, records(EARLIER_SEED, shrink=shrink))
         scripts, _ = complete(Trace("coding", tuple(own), ""), rules=MissingRules(), seed=0)
         shared: list[object] = ["--history", earlier, "--set", f"cluster.max_running={SLOTS}"]
-        engines: tuple[object, ...] = ("--engine", "fake", "--fake-tokens", 1_000_000_000)
+        engines: tuple[object, ...] = ("--engine", "fake", "--set", "serve.fake_tokens=1000000000")
         if real:
             profile = replays.prepare("small")
             shared += ["--set", f"cluster.model={profile}"]
             model = replays.WORK / "medium"
-            engines = ("--engine", "vllm", "--model-dir", model, "--max-context", replays.CONTEXT)
+            context = f"runtime.max_context={replays.CONTEXT}"
+            engines = ("--engine", "vllm", "--model-dir", model, "--set", context)
         measured: dict[str, list[float]] = defaultdict(list)
         for number, policy in itertools.product(range(repeats), POLICIES):
             options = (

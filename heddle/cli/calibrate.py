@@ -42,7 +42,6 @@ def calibrate() -> None:
 @click.option("--sweep", "size", type=click.Choice(["quick", "small", "full"]), default="small")
 @click.option("--max-running", type=int, default=None, help="Largest batch [32; 128 on GPUs]")
 @click.option("--max-context", type=int, default=None, help="Longest context [2048; 16384 on GPUs]")
-@click.option("--kv-transfer", type=click.Choice(["none", "nixl"]), default=None, help="[none]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws order and tokens")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, repeated")
 @OUT
@@ -93,7 +92,6 @@ def _sweep_spec(
     given = {
         "runtime__engine": options["engine"],
         "runtime__model_dir": options["model_dir"],
-        "runtime__kv_transfer": options["kv_transfer"],
         "seed": options["seed"],
     }
     fake = options["engine"] != "vllm"

@@ -27,7 +27,7 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "run": (
         "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
-        "heddle run rollout.jsonl.gz --engine fake --time-scale 0.01",
+        "heddle run rollout.jsonl.gz --engine fake --set runtime.time_scale=0.01",
     ),
     "serve": (
         "heddle serve --engine fake",

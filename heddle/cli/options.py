@@ -106,13 +106,6 @@ executor = click.option(
 )
 """Of verbs with many runs."""
 
-launcher = click.option(
-    "--launcher",
-    type=click.Choice(["local", "ray"]),
-    help="Where engines start: here, or on the nodes of a Ray cluster (RAY_ADDRESS) [local]",
-)
-"""Of verbs that start engines."""
-
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
     """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""

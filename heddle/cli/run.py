@@ -7,7 +7,7 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import launcher, replayed, take_config
+from heddle.cli.options import replayed, take_config
 
 ENGINE = click.Choice(["vllm", "fake"])
 
@@ -16,7 +16,6 @@ ENGINE = click.Choice(["vllm", "fake"])
 @click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [verl]")
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--engine", type=ENGINE, default=None, help="What runs the steps [fake]")
-@launcher
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
 @click.option(
     "--engines",
@@ -25,14 +24,6 @@ ENGINE = click.Choice(["vllm", "fake"])
     help="Engines, which have all GPUs [those of 8 GPUs; 2 with --tp]",
 )
 @click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
-@click.option("--time-scale", type=float, default=None, help="Seconds for a recorded one [1.0]")
-@click.option("--tool-limit-s", type=float, default=None, help="Cut tool calls after this [none]")
-@click.option(
-    "--kv-transfer",
-    type=click.Choice(["none", "nixl"]),
-    default=None,
-    help="How KV migrates; none: prefilled again [none]",
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @partial(replayed, but=("--gpus", "--tp"))
 def run(
@@ -57,8 +48,7 @@ def run(
     from heddle.setup import prepare
     from heddle.workload import check_tags_used
 
-    named = ("engine", "launcher", "model_dir", "time_scale", "tool_limit_s", "kv_transfer")
-    runtime = {f"runtime__{name}": options.pop(name) for name in named}
+    runtime = {f"runtime__{name}": options.pop(name) for name in ("engine", "model_dir")}
     config, text = take_config(
         sources,
         options,

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from heddle.cli.options import NumberRange, launcher, served, take_config
+from heddle.cli.options import served, take_config
 
 if TYPE_CHECKING:
+    from heddle.config import RunConfig
     from heddle.gateway.config import GatewayConfig
     from heddle_gateway.fake_engines import Replies
 
 ENGINE = click.Choice(["vllm", "http", "fake"])
-SECONDS = NumberRange(min=0.0, max=1e9)
 
 
 @click.command()
@@ -28,7 +28,6 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     help="vllm: started here; http: run already; fake: no model runs [http with --worker, else "
     "fake]",
 )
-@launcher
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
 @click.option(
     "--worker",
@@ -49,7 +48,6 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     default=None,
     help="TP degree, or one for each engine as 1,2 [what --worker says, or 1]",
 )
-@click.option("--max-context", type=int, default=None, help="Longest prompt and output [model's]")
 @click.option("--name", "names", multiple=True, help="Name of the model for requests; repeat it")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8400, show_default=True)
@@ -64,66 +62,6 @@ SECONDS = NumberRange(min=0.0, max=1e9)
     "--open-to-all",
     is_flag=True,
     help="Without --api-key on an address that others reach: all may use and control it",
-)
-@click.option(
-    "--max-open",
-    type=click.IntRange(1, 1_000_000),
-    default=None,
-    help="Requests at once; more get status 429 [65,536, or what the limit on files permits]",
-)
-@click.option(
-    "--idle-s",
-    type=SECONDS,
-    default=1800.0,
-    show_default=True,
-    help="A trajectory without a request for so long is cancelled",
-)
-@click.option(
-    "--keep-answer-s",
-    type=SECONDS,
-    default=60.0,
-    show_default=True,
-    help="How long an answer is kept for a client that sends the same again",
-)
-@click.option(
-    "--engine-wait-s",
-    type=SECONDS,
-    default=300.0,
-    show_default=True,
-    help="How long steps wait while there is no engine",
-)
-@click.option("--user-is-session", is_flag=True, help="The body's `user` names a session")
-@click.option(
-    "--list-itself",
-    is_flag=True,
-    help="GET /workers has the gateway alone: for vime, which aborts at the URLs listed",
-)
-@click.option(
-    "--kv-transfer",
-    type=click.Choice(["none", "nixl"]),
-    default=None,
-    help="With --engine vllm: how KV migrates; none: prefilled again [none]",
-)
-@click.option(
-    "--render-option",
-    "render_options",
-    multiple=True,
-    metavar="OPTION",
-    help="With --engine vllm: option of vLLM's renderer, as --tool-call-parser=hermes; repeat it",
-)
-@click.option("--time-scale", type=float, default=None, help="With --engine fake: slow down [1.0]")
-@click.option(
-    "--fake-tokens",
-    type=int,
-    default=128,
-    show_default=True,
-    help="With --engine fake: mean length of a generation",
-)
-@click.option(
-    "--fake-replies",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    default=None,
-    help="With --engine fake: JSON lines; reply n of a trajectory is line n, a message",
 )
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
 @served
@@ -153,12 +91,7 @@ def serve(
     from heddle.gateway.serve import serve as serve_clients
     from heddle_gateway.front import MOST_OPEN
 
-    if options["fake_replies"] is not None and engine != "fake":
-        raise click.UsageError("--fake-replies goes with --engine fake")
-    gateway = _gateway(urls, url_tps, options)
-    of_vllm = {"--model-dir": options["model_dir"], "--render-option": gateway.render_options}
-    named = ("launcher", "model_dir", "max_context", "time_scale", "kv_transfer")
-    given: dict[str, Any] = {f"runtime__{name}": options.pop(name) for name in named}
+    own = {name: options.pop(name) for name in _OWN}
     config, text = take_config(
         (),
         options,
@@ -168,10 +101,11 @@ def serve(
         trace="gateway",
         seed=seed,
         runtime__engine=engine,
+        runtime__model_dir=own.pop("model_dir"),
         engines=(None, None) if engine == "http" else (engines, tps),
-        **given,
     )
-    _check_of_vllm(config.runtime.engine, of_vllm)
+    gateway = _gateway(config, urls, url_tps, own)
+    _check_engine(config)
 
     def listening(url: str, path: Path) -> None:
         if as_json:
@@ -184,7 +118,7 @@ def serve(
         click.echo(f"Note: {text}", err=True)
 
     if gateway.front.max_open < MOST_OPEN:
-        at_once = f"{gateway.front.max_open:,} requests at once (--max-open, ulimit -Hn)"
+        at_once = f"{gateway.front.max_open:,} requests at once (serve.max_open, ulimit -Hn)"
         note(f"{at_once}; more get status 429")
     if gateway.front.open_to_all:
         note("--open-to-all: every client that can connect may use it and control its engines")
@@ -215,54 +149,59 @@ def _url_tps(urls: tuple[str, ...], tps: str | None) -> tuple[int, ...]:
     return each
 
 
+_OWN = ("model_dir", "host", "port", "names", "engine_key", "api_key", "admin_key", "open_to_all")
+"""Options that are of no run's configuration, and the model's folder."""
+
+
 def _gateway(
-    urls: tuple[str, ...], url_tps: tuple[int, ...], options: dict[str, Any]
+    config: "RunConfig", urls: tuple[str, ...], url_tps: tuple[int, ...], own: dict[str, Any]
 ) -> "GatewayConfig":
-    """Take the gateway's own options out of `options`."""
+    """What the gateway's options and `[serve]` say."""
     from heddle.gateway.config import GatewayConfig
     from heddle_gateway.app import most_open
     from heddle_gateway.front import FrontSettings
     from heddle_gateway.sessions import SessionLimits
 
+    serve = config.serve
     return GatewayConfig(
-        host=options.pop("host"),
-        port=options.pop("port"),
-        model_names=options.pop("names"),
+        host=own["host"],
+        port=own["port"],
+        model_names=own["names"],
         engine_urls=urls,
         engine_tps=url_tps if urls else (),
         engine_tp=min(url_tps, default=None),
-        engine_key=options.pop("engine_key"),
-        fake_tokens=options.pop("fake_tokens"),
-        fake_replies=_replies(options.pop("fake_replies")),
-        render_options=options.pop("render_options"),
-        engine_wait_s=options.pop("engine_wait_s"),
-        sessions=SessionLimits(
-            idle_s=options.pop("idle_s"), keep_answer_s=options.pop("keep_answer_s")
-        ),
+        engine_key=own["engine_key"],
+        fake_tokens=serve.fake_tokens,
+        fake_replies=_replies(Path(serve.fake_replies)) if serve.fake_replies else None,
+        render_options=serve.render_options,
+        engine_wait_s=serve.engine_wait_s,
+        sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
         front=FrontSettings(
-            api_key=options.pop("api_key"),
-            admin_key=options.pop("admin_key"),
-            open_to_all=options.pop("open_to_all"),
-            max_open=options.pop("max_open") or most_open(),
-            user_is_session=options.pop("user_is_session"),
-            lists_itself=options.pop("list_itself"),
+            api_key=own["api_key"],
+            admin_key=own["admin_key"],
+            open_to_all=own["open_to_all"],
+            max_open=serve.max_open or most_open(),
+            user_is_session=serve.user_is_session,
+            lists_itself=serve.list_itself,
         ),
     )
 
 
-def _replies(path: Path | None) -> "Replies | None":
+def _replies(path: Path) -> "Replies":
     """Read what fake engines say.
 
     Raises:
         ConfigError: names the file and the line.
     """
-    if path is None:
-        return None
     from heddle.config_files import ConfigError
     from heddle_gateway.fake_engines import Replies
 
     messages = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"serve.fake_replies: {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
         if line.strip():
             try:
                 messages.append(json.loads(line))
@@ -274,13 +213,22 @@ def _replies(path: Path | None) -> "Replies | None":
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _check_of_vllm(engine: str, given: dict[str, Any]) -> None:
-    """Refuse options that other engines would ignore: without `--engine`, no model would run."""
+def _check_engine(config: "RunConfig") -> None:
+    """Refuse what engines of another kind would ignore: without `--engine`, no model would run.
+
+    Raises:
+        ConfigError: names the option or key.
+    """
     from heddle.config_files import ConfigError
 
-    for flag, value in given.items():
-        if value and engine != "vllm":
-            raise ConfigError(f"{flag} goes with --engine vllm, not with {engine}")
+    engine, serve = config.runtime.engine, config.serve
+    for name, given, kind in (
+        ("--model-dir", config.runtime.model_dir, "vllm"),
+        ("serve.render_options", serve.render_options, "vllm"),
+        ("serve.fake_replies", serve.fake_replies, "fake"),
+    ):
+        if given and engine != kind:
+            raise ConfigError(f"{name} goes with --engine {kind}, not with {engine}")
 
 
 def _check_options(engine: str | None, urls: tuple[str, ...], engines: int | None) -> None:

@@ -83,7 +83,7 @@ def ray_engines(
         return
     _check(config, planned_tps)
     ours = not is_connected()
-    ray = connected("--launcher ray")
+    ray = connected("runtime.launcher = ray")
     actors: list[Any] = []
     try:
         tps, orders = _orders(config, largest_tokens, tuple(options))
@@ -107,19 +107,21 @@ def _check(config: RunConfig, planned_tps: Sequence[int]) -> None:
     runtime, cluster = config.runtime, config.cluster
     if runtime.engine != "vllm":
         raise ConfigError(
-            f"--launcher ray starts vLLM on the nodes of a cluster: --engine {runtime.engine} does "
-            "not go with it"
+            "runtime.launcher = ray starts vLLM on the nodes of a cluster: --engine "
+            f"{runtime.engine} does not go with it"
         )
     if runtime.engines_per_gpu > 1 or runtime.pin_s:
-        raise ConfigError("--launcher ray: leave runtime.engines_per_gpu and runtime.pin_s out")
+        raise ConfigError(
+            "runtime.launcher = ray: leave runtime.engines_per_gpu and runtime.pin_s out"
+        )
     if cluster.pool or cluster.attention_dp > 1 or cluster.roles or cluster.failures:
         raise ConfigError(
-            "--launcher ray starts engines of one GPU class and role: leave cluster.pool, "
+            "runtime.launcher = ray starts engines of one GPU class and role: leave cluster.pool, "
             "cluster.attention_dp, cluster.roles and cluster.failures out"
         )
     if planned_tps:
         raise ConfigError(
-            f"--launcher ray starts all engines before the policy runs, and "
+            f"runtime.launcher = ray starts all engines before the policy runs, and "
             f"{config.policy.preset} may start others: take "
             f"{config.policy.preset}+fixed+keep_engines"
         )
@@ -153,7 +155,8 @@ def _place(ray: Any, tps: Sequence[int], orders: Sequence[EngineOrder], actors: 
     installed = installed_vllm()
     resource = "GPU" if installed is not None and installed.platform == "cuda" else "CPU"
     there = int(ray.cluster_resources().get(resource, 0))
-    needs = f"--launcher ray: engines of TP {','.join(map(str, tps))} need {sum(tps)} {resource}s"
+    degrees = ",".join(map(str, tps))
+    needs = f"runtime.launcher = ray: engines of TP {degrees} need {sum(tps)} {resource}s"
     if sum(tps) > there:
         raise ConfigError(f"{needs}, and the cluster has {there}: add nodes, or take fewer engines")
     for order in orders:

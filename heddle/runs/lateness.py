@@ -48,5 +48,5 @@ def lateness_note(summary: Mapping[str, Any]) -> str | None:
         return f"{found}. Its times are too long by about that much"
     return (
         f"{found}. Above {INVALID:.0%} its times are not valid for comparison: run it again with a "
-        "larger --time-scale, or on a machine with less other load"
+        "larger runtime.time_scale, or on a machine with less other load"
     )

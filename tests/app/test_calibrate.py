@@ -116,7 +116,7 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
     mine = json.loads(done(heddle, "simulate", trace, *cluster, "--json"))
     other = json.loads(done(heddle, "simulate", trace, *shipped, "--json"))
     assert mine["makespan_s"] == pytest.approx(other["makespan_s"], rel=0.01)
-    run = ("run", trace, "--engine", "fake", "--time-scale", "0.001", "--json")
+    run = ("run", trace, "--engine", "fake", "--set", "runtime.time_scale=0.001", "--json")
     assert json.loads(done(heddle, *run, "--model", profile))["makespan_s"] > 0
 
 

@@ -23,7 +23,7 @@ from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
 CLUSTER = ("--gpus", "2", "--max-running", "2")
-FAKE = ("--engine", "fake", "--time-scale", "0.01")
+FAKE = ("--engine", "fake", "--set", "runtime.time_scale=0.01")
 
 
 def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace: Path):

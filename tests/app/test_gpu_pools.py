@@ -328,7 +328,7 @@ def test_a_run_takes_its_gpus_from_pools(heddle: Heddle, refused: Callable[..., 
     assert "--tp 2,1: mix names engines of one GPU class" in refused(
         "run", trace, "--tp", "2,1", *pools
     )
-    done = heddle("run", trace, "--tp", 1, *pools, "--time-scale", "0.001", "--json")
+    done = heddle("run", trace, "--tp", 1, *pools, "--set", "runtime.time_scale=0.001", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["gpu_hours"] > 0.0
 

@@ -59,7 +59,7 @@ def test_check_blames_the_machine_and_not_the_profile_if_others_used_it(
     monkeypatch.setattr(running, "RunSink", MeasuringSink)
     monkeypatch.setattr(Meter, "others", others)
     busy = others > 0.2
-    done = heddle("run", trace, "--engine", "fake", "--time-scale", "0.02", "--json")
+    done = heddle("run", trace, "--engine", "fake", "--set", "runtime.time_scale=0.02", "--json")
     assert done.exit_code == 0, done.output
     assert ("the machine was busy" in done.stderr) == busy
     path = json.loads(done.stdout)["run"]
@@ -76,7 +76,7 @@ def test_check_blames_the_machine_and_not_the_profile_if_others_used_it(
 
 
 def test_a_run_on_fake_engines_measures_no_load(heddle: Heddle, trace: Path):
-    done = heddle("run", trace, "--engine", "fake", "--time-scale", "0.02", "--json")
+    done = heddle("run", trace, "--engine", "fake", "--set", "runtime.time_scale=0.02", "--json")
     path = json.loads(done.stdout)["run"]
     assert "other_cpus" not in load_run(path).summary
     as_json = json.loads(heddle("calibrate", "check", path, "--json").stdout)

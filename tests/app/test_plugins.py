@@ -277,7 +277,7 @@ def test_code_that_a_run_directory_names_is_imported_by_leave_only(
 
 def test_a_checked_run_imports_code_by_leave_only(heddle: Heddle, trace: Path):
     policy = f"verl+{__name__}:own_order"
-    done = heddle("run", trace, "--policy", policy, "--time-scale", 0.001, "--json")
+    done = heddle("run", trace, "--policy", policy, "--set", "runtime.time_scale=0.001", "--json")
     assert done.exit_code == 0, done.output
     run = json.loads(done.stdout)["run"]
     refused = heddle("calibrate", "check", run)

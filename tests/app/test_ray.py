@@ -270,7 +270,7 @@ def test_what_cannot_start_on_a_cluster_is_one_message(
     refused, trace, tmp_path, model, monkeypatch, given, said
 ):
     monkeypatch.setattr(engines, "RESERVE_S", 2.0)
-    args = ("--engine", "vllm", "--model-dir", model, "--launcher", "ray", *given)
+    args = ("--engine", "vllm", "--model-dir", model, "--set", "runtime.launcher=ray", *given)
     message = refused("run", trace, *args, "--out", tmp_path / "runs")
     assert re.search(said, message)
     assert len(message.splitlines()) == 1

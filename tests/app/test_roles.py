@@ -127,7 +127,7 @@ def test_a_run_with_roles_replays_and_counts_its_hand_overs(
 
 
 def test_fake_engines_run_the_same_roles(heddle: Heddle, trace: Path):
-    options = ("--engine", "fake", "--time-scale", "0.01", *GIVEN[2:])
+    options = ("--engine", "fake", "--set", "runtime.time_scale=0.01", *GIVEN[2:])
     shown = heddle("run", trace, "--engines", "4", *options, "--json")
     assert shown.exit_code == 0, shown.output
     (path,) = Path("runs").iterdir()

@@ -23,7 +23,7 @@ from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
-FAST = ("--engine", "fake", "--time-scale", "0.01", "--max-running", "2")
+FAST = ("--engine", "fake", "--set", "runtime.time_scale=0.01", "--max-running", "2")
 
 
 def row_of(heddle: Heddle, *args: object) -> dict:
@@ -84,14 +84,17 @@ def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Pa
         (("--tp", "one"), "write a TP degree"),
         (("--engines", "0", "--tp", "1"), "must be 1 or more"),
         (("--tp", "3"), "TP"),
-        (("--time-scale", "0"), "time_scale must be more than 0"),
+        (("--set", "runtime.time_scale=0"), "time_scale must be more than 0"),
         (("--engine", "vllm"), "--model-dir"),
         (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
         (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
-        (("--tool-limit-s", "-1"), "tool_limit_s must be more than 0"),
-        (("--tool-limit-s", "inf"), "tool_limit_s must be more than 0 seconds, at most 31,536,000"),
-        (("--tool-limit-s", "nan"), "tool_limit_s must be more than 0"),
-        (("--time-scale", "inf"), "time_scale must be more than 0"),
+        (("--set", "runtime.tool_limit_s=-1"), "tool_limit_s must be more than 0"),
+        (
+            ("--set", "runtime.tool_limit_s=inf"),
+            "tool_limit_s must be more than 0 seconds, at most 31,536,000",
+        ),
+        (("--set", "runtime.tool_limit_s=nan"), "tool_limit_s must be more than 0"),
+        (("--set", "runtime.time_scale=inf"), "time_scale must be more than 0"),
         (("--set", "runtime.pin_s=inf"), "pin_s must be 0 or more seconds, at most 31,536,000"),
         (("--set", "runtime.start_limit_s=inf"), "start_limit_s must be more than 0 seconds"),
         (("--set", "runtime.max_context=-5"), "max_context must be 1 or more"),
@@ -248,7 +251,7 @@ def test_a_run_whose_event_loop_fell_behind_is_marked_and_every_reader_says_so(
     heddle: Heddle, trace: Path, tmp_path: Path
 ):
     # A recorded second in 10 µs: no machine handles the events in that time.
-    late = ("--engines", 2, "--engine", "fake", "--time-scale", "0.00001")
+    late = ("--engines", 2, "--engine", "fake", "--set", "runtime.time_scale=0.00001")
     done = heddle("run", trace, *late, "--json")
     row = json.loads(done.stdout)
     assert row["late_share"] > 0.05

@@ -29,7 +29,7 @@ from heddle.gateway.config import GatewayConfig
 from heddle.gateway.serve import serve, with_tokenizer
 from heddle_gateway.front import FrontSettings
 
-FAST = ("--engine", "fake", "--time-scale", "0.01")
+FAST = ("--engine", "fake", "--set", "runtime.time_scale=0.01")
 
 
 def chat(served: Gateway, session: str, steps: int, **headers: str) -> None:
@@ -188,7 +188,7 @@ def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
 
 
 def test_a_second_signal_does_not_wait_and_the_run_is_no_result(tmp_path: Path):
-    with gateway(tmp_path, "--engine", "fake", "--fake-tokens", "1000000") as served:
+    with gateway(tmp_path, "--engine", "fake", "--set", "serve.fake_tokens=1000000") as served:
         body = {"token_ids": [20], "sampling_params": {"max_tokens": 20_000}}
         sent = threading.Thread(target=lambda: refused(served, body))
         sent.start()
@@ -222,7 +222,7 @@ def test_keys_come_from_the_environment_too_and_are_in_no_file(tmp_path: Path):
 
 
 def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options(tmp_path: Path):
-    args = (*FAST, "--fake-tokens", "5", "--name", "tiny", "--name", "alias")
+    args = (*FAST, "--set", "serve.fake_tokens=5", "--name", "tiny", "--name", "alias")
     with gateway(tmp_path, *args) as served:
         for model in ("tiny", "alias"):
             answer = served.post("/v1/completions", {"model": model, "prompt": "a b c"})
@@ -243,8 +243,8 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--set", "cluster.restart_window_s=0"), "restart_window_s must be more than 0"),
         (("--engine", "fake", "--worker", "http://x"), "--worker goes with --engine http"),
         (("--policy", "verl+oracle"), "the future of clients is unknown"),
-        (("--fake-tokens", "0"), "give 1 or more"),
-        (("--max-open", "999999"), "permits"),
+        (("--set", "serve.fake_tokens=0"), "give 1 or more"),
+        (("--set", "serve.max_open=999999"), "permits"),
         (("--set", "cluster.roles=prefill=1,decode=1"), "cluster.roles goes with replays only"),
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
@@ -255,8 +255,14 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--api-key", "secret\n", *FAST), "--api-key has a space"),
         (("--admin-key", " secret", *FAST), "--admin-key has a space"),
         (("--tp", "0"), "--tp 0"),
-        (("--worker", "http://x", "--fake-replies", __file__), "goes with --engine fake"),
-        (("--engine", "fake", "--fake-replies", __file__), "test_serve.py, line 1: "),
+        (
+            ("--worker", "http://x", "--set", f"serve.fake_replies={__file__}"),
+            "goes with --engine fake",
+        ),
+        (
+            ("--engine", "fake", "--set", f"serve.fake_replies={__file__}"),
+            "test_serve.py, line 1: ",
+        ),
         (("--host", "256.1.1.1", *FAST), "256.1.1.1"),
     ],
 )

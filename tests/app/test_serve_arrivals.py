@@ -61,7 +61,14 @@ def test_a_gateway_runs_under_these_parts_and_its_run_replays(
     heddle: Heddle, tmp_path: Path, arrivals: str
 ):
     pytest.importorskip("aiohttp", reason="the gateway needs aiohttp")
-    options = ("--engine", "fake", "--time-scale", "0.01", "--set", f"serve.arrivals={arrivals}")
+    options = (
+        "--engine",
+        "fake",
+        "--set",
+        "runtime.time_scale=0.01",
+        "--set",
+        f"serve.arrivals={arrivals}",
+    )
     with gateway(tmp_path, *options) as served:
         for n in range(3):
             body = {"messages": [{"role": "user", "content": f"task {n}"}], "max_tokens": 20}

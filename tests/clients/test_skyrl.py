@@ -68,7 +68,7 @@ def test_trajectories_of_groups_are_what_its_generator_sends(client_class: Any, 
             # The ids come again in the next epoch.
             await asyncio.gather(*(trajectory(client, name, 2) for name in names[:4]))
 
-    with serve("--engines", "2", "--fake-tokens", "20") as run:
+    with serve("--engines", "2", "--set", "serve.fake_tokens=20") as run:
         asyncio.run(main(run.url))
     arrived = run.events(TrajectoryArrived)
     assert len(arrived) == 20

@@ -172,7 +172,14 @@ def test_engines_of_its_own_make_the_same_tokens_and_text_comes_as_it_is_made(
     template = servers.folder / "own.jinja"
     template.write_text(CHAT_TEMPLATE)
     args = ("--engine", "vllm", "--model-dir", str(servers.model), "--engines", "1")
-    args += ("--max-running", "4", "--max-context", "8192", "--set", "runtime.dtype=float32")
+    args += (
+        "--max-running",
+        "4",
+        "--set",
+        "runtime.max_context=8192",
+        "--set",
+        "runtime.dtype=float32",
+    )
     args += ("--render-option", f"--chat-template={template}", "--set", "cluster.tp_choices=[1]")
     args += ("--set", "runtime.kv_mib=64")
     with gateway(tmp_path, *args) as served, servers.client(served.url) as ours:
