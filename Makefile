@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: campaign gate test test-all soak lint types compiled pure wheel bench demo demo-real docs experiments notebooks clean vllm-cpu verl clients
+.PHONY: campaign gate test test-all soak lint types compiled pure wheel bench demo demo-real demo-agents docs experiments notebooks clean vllm-cpu verl clients
 
 gate: lint test
 
@@ -138,6 +138,16 @@ demo-real: vllm-cpu
 	    --history $(REAL)/earlier.jsonl.gz $(REAL_LIMITS) --out $(REAL)/runs --json; done
 	$(BIN)/heddle calibrate check $(REAL)/runs/*
 
+# An agent that others wrote works on small tasks through the gateway, in front of two real engines on
+# CPU. A seed on a CPU needs whole prefills, which a temperature above 0 switches on.
+AGENTS := demo-agents
+demo-agents: vllm-cpu .venv-clients/.installed
+	@rm -rf $(AGENTS)
+	$(BIN)/python -m heddle_runtime.tiny_model $(AGENTS)/model --seed 7
+	.venv-clients/bin/python docs/examples/coding_agents.py $(AGENTS) -- \
+	  $(BIN)/heddle serve --engine vllm --model-dir $(AGENTS)/model --engines 2 \
+	  --set runtime.temperature=1 --set runtime.dtype=float32 --set runtime.max_context=16384
+
 # Interrupted, it goes on where it was: finished runs are kept in experiments/.cache.
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(if $(FULL),--full)
@@ -161,5 +171,5 @@ campaign: $(STAMP)
 clean:
 	rm -f heddle__mypyc.*.so heddle_compiled/build.json
 	find heddle heddle_* -name '*.so' -delete
-	rm -rf .venv .venv-verl .venv-clients dist demo demo-real site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-verl .venv-clients dist demo demo-real demo-agents site .coverage .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

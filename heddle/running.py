@@ -114,8 +114,8 @@ def _check(config: RunConfig) -> None:
         return
     if config.runtime.engine == "vllm" and config.runtime.kv_transfer == "none":
         raise ConfigError(
-            "cluster.roles needs engines that move KV: give --set runtime.kv_transfer=nixl, or leave "
-            "cluster.roles out"
+            "cluster.roles needs engines that move KV: give --set runtime.kv_transfer=nixl, or "
+            "leave cluster.roles out"
         )
 
 
