@@ -22,7 +22,16 @@ def run(out: Path, commands: list[str]) -> subprocess.CompletedProcess[str]:
     replies = out / "replies.jsonl"
     said = (f"THOUGHT: next\n\n```mswea_bash_command\n{command}\n```" for command in commands)
     replies.write_text("".join(json.dumps({"content": text}) + "\n" for text in said))
-    gateway = (*HEDDLE, "serve", "--engine", "fake", "--engines", "2", "--fake-replies", replies)
+    gateway = (
+        *HEDDLE,
+        "serve",
+        "--engine",
+        "fake",
+        "--engines",
+        "2",
+        "--set",
+        f"serve.fake_replies={replies}",
+    )
     words = (sys.executable, EXAMPLE, out, "--tasks", "3", "--", *gateway)
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
