@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch", reason="the network is trained by torch: he
 
 from experiments.predictor import sequence  # noqa: E402 -- only where torch is
 
+pytestmark = pytest.mark.soak
+
 
 @pytest.fixture(scope="module")
 def learned():

@@ -23,6 +23,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
+pytestmark = pytest.mark.soak
+
 SAMPLES, TOKENS = 96, 60
 UNIFORM = -3.4657359
 """Log-prob of one of 32 tokens."""
