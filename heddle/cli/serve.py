@@ -104,8 +104,8 @@ def serve(
         runtime__model_dir=own.pop("model_dir"),
         engines=(None, None) if engine == "http" else (engines, tps),
     )
-    gateway = _gateway(config, urls, url_tps, own)
     _check_engine(config)
+    gateway = _gateway(config, urls, url_tps, own)
 
     def listening(url: str, path: Path) -> None:
         if as_json:

@@ -21,6 +21,27 @@ def verb(name: str) -> click.Command:
     return found
 
 
+MOST_OPTIONS, MOST_OF_ONE = 242, 25
+"""Of all commands and verbs, and of the largest: they only go down, to 160 and 20."""
+
+
+def commands(found: click.Command) -> list[click.Command]:
+    if not isinstance(found, click.Group):
+        return [found]
+    context = click.Context(found)
+    each = (found.get_command(context, name) for name in found.list_commands(context))
+    return [command for one in each if one is not None for command in commands(one)]
+
+
+def test_an_option_is_a_key_unless_many_set_it():
+    options = [
+        sum(isinstance(parameter, click.Option) for parameter in command.params)
+        for command in commands(main)
+    ]
+    assert sum(options) <= MOST_OPTIONS
+    assert max(options) <= MOST_OF_ONE
+
+
 def test_every_verb_is_in_one_group_of_the_help():
     assert sorted(name for names in COMMANDS.values() for name in names) == sorted(VERBS)
 

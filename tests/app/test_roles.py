@@ -86,7 +86,7 @@ def test_engines_without_kv_transfer_are_refused(
 ):
     given = ("run", trace, "--set", "cluster.roles=prefill=1,decode=1", "--engine", "vllm")
     said = refused(*given, "--model-dir", tmp_path, "--engines", "2")
-    assert "--kv-transfer nixl" in said
+    assert "give --set runtime.kv_transfer=nixl" in said
 
 
 def test_policies_get_decode_engines_and_the_controller_the_others(config: RunConfig):

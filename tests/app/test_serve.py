@@ -248,7 +248,10 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--set", "cluster.roles=prefill=1,decode=1"), "cluster.roles goes with replays only"),
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
-        (("--render-option=--tool-call-parser=hermes",), "--render-option goes with --engine vllm"),
+        (
+            ("--render-option=--tool-call-parser=hermes",),
+            "serve.render_options goes with --engine vllm",
+        ),
         (("--worker", "ftp://x"), "is not the URL of an engine"),
         (("--worker", "http://user:secret@x"), "--worker: 'http://...@x' is not the URL"),
         (("--name", "", *FAST), "--name is empty"),

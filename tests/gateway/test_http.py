@@ -589,7 +589,7 @@ def test_the_limit_of_open_files_is_raised_where_it_is_too_low(monkeypatch, soft
 
 def test_a_limit_of_open_files_that_cannot_be_raised_is_said(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (50, 99 + SPARE_FILES))
-    with pytest.raises(FileLimitError, match=r"or give --max-open 99$"):
+    with pytest.raises(FileLimitError, match=r"or give max_open = 99$"):
         raise_file_limit(100)
 
 
