@@ -249,7 +249,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--engine", "vllm"), "model_dir must name the folder"),
         (("--model-dir", "model"), "--model-dir goes with --engine vllm, not with fake"),
         (
-            ("--render-option=--tool-call-parser=hermes",),
+            ("--set", 'serve.render_options=["--tool-call-parser=hermes"]'),
             "serve.render_options goes with --engine vllm",
         ),
         (("--worker", "ftp://x"), "is not the URL of an engine"),

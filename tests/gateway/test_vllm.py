@@ -180,7 +180,8 @@ def test_engines_of_its_own_make_the_same_tokens_and_text_comes_as_it_is_made(
         "--set",
         "runtime.dtype=float32",
     )
-    args += ("--render-option", f"--chat-template={template}", "--set", "cluster.tp_choices=[1]")
+    args += ("--set", f'serve.render_options=["--chat-template={template}"]')
+    args += ("--set", "cluster.tp_choices=[1]")
     args += ("--set", "runtime.kv_mib=64")
     with gateway(tmp_path, *args) as served, servers.client(served.url) as ours:
         answer = ours.chat.completions.create(model=name_of(ours), **CHAT)
