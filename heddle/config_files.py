@@ -158,7 +158,7 @@ def _refuse_pools_beside(merged: Values, origin: Mapping[str, str]) -> None:
     """
     cluster = merged.get("cluster", {})
     pools = cluster.get("pool")
-    if not pools or not all(isinstance(pool, Mapping) for pool in pools):
+    if not pools or not isinstance(pools, list) or not all(isinstance(p, Mapping) for p in pools):
         return
     counts = [pool.get("gpus", 0) for pool in pools]
     implied = {"gpu": pools[0].get("gpu"), "gpus": sum(c for c in counts if isinstance(c, int))}

@@ -1,5 +1,6 @@
-"""What options of 0.1 are now, for the message to who still writes them."""
+"""What options of 0.1 are now, for the message where they are still written."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -75,16 +76,39 @@ KEYS: Final[Mapping[str, str]] = {
 """Keys that took the place of options, each with a value as TOML."""
 
 
+GONE: Final[Mapping[str, str]] = {
+    "--live": "agents of others come in through `heddle serve`; `make demo-agents` shows it",
+}
+"""Options that nothing takes the place of, and what to do."""
+SWEPT: Final[Mapping[str, str]] = {
+    "--gpus": "cluster.gpus",
+    "--max-running": "cluster.max_running",
+}
+"""Options of one value that took several to try, and their keys."""
+SEVERAL: Final = re.compile(r"'([^']*,[^']*|best)'")
+
+
 @contextmanager
 def new_forms_named() -> Iterator[None]:
-    """Let the error of an option of 0.1 name the key that took its place.
+    """Let the error of an option of 0.1 name what took its place.
 
     Raises:
-        UsageError: in place of a `NoSuchOption` of `KEYS`.
+        UsageError: in place of a `NoSuchOption` of `KEYS` or `GONE`, or of a `BadParameter` of
+            `SWEPT` with several values.
     """
     try:
         yield
+    except click.BadParameter as error:
+        flag = error.param.opts[-1] if error.param is not None else ""
+        several = SEVERAL.search(error.message)
+        if flag not in SWEPT or several is None:
+            raise
+        said = f"{flag} takes one number: to try several, give --sweep {SWEPT[flag]}={several[1]}"
+        raise click.UsageError(said, ctx=error.ctx) from None
     except NoSuchOption as error:
+        if error.option_name in GONE:
+            said = f"{error.option_name} went: {GONE[error.option_name]}"
+            raise click.UsageError(said, ctx=error.ctx) from None
         line = KEYS.get(error.option_name)
         if line is None:
             raise
