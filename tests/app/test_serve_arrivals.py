@@ -79,7 +79,7 @@ def test_a_gateway_runs_under_these_parts_and_its_run_replays(
     run = load_run(tmp_path / summary["run"])
     assert run.config.policy.preset == f"heddle{PARTS_BY_ARRIVALS[arrivals]}"
     kept = json.loads((tmp_path / summary["run"] / "config.resolved.json").read_text())
-    assert kept["serve"] == {"arrivals": arrivals}
+    assert kept["serve"]["arrivals"] == arrivals
     assert summary["completed"] == 3
     assert "the same" in heddle("replay", tmp_path / summary["run"]).stdout
 
