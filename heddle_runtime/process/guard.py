@@ -2,7 +2,7 @@
 
 python -m heddle_runtime.process.guard COMMAND ARGUMENT...
 
-Whoever starts it keeps the other end of standard input, which the kernel closes with that process.
+The process that starts it keeps the other end of standard input; the kernel closes it when that ends.
 """
 
 import os
