@@ -2,7 +2,7 @@
 
 python -m heddle_runtime.process.guard COMMAND ARGUMENT...
 
-The process that starts it keeps the other end of standard input; the kernel closes it when that ends.
+The process that starts it holds the other end of standard input, which closes with that process.
 """
 
 import os
