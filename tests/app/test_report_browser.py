@@ -135,6 +135,8 @@ def test_zooming_in_shows_one_stretch_in_all_three_and_a_double_click_all(
     assert zoomed[0] == zoomed[1] == zoomed[2]
     assert zoomed[0] == pytest.approx([0.25 * end, zoomed[0][1]], abs=0.01 * end)
     assert 0 < zoomed[0][1] - zoomed[0][0] < 0.5 * end
+    # On a busy machine more than the usual 0.3 s may pass between the two clicks.
+    shown.run("document.getElementById('slots')._context.doubleClickDelay = arguments[0]", 60_000)
     shown.point("slots", sum(zoomed[0]) / 2, 0).double_click().perform()
     shown.until("return timeline.range === null")
     assert shown.ranges(*TIMELINE) == whole
