@@ -344,6 +344,8 @@ class HttpEngine:
             silent = [step.request.prompt_tokens for step in self._here if not step.brought_s]
             expected_s = sum(self._prefill_s(self._spec, tokens) for tokens in silent)
             if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):
+                for step in self._here:
+                    step.attempts.moved_from.append(self._endpoint.url)
                 self.fail(f"{self._endpoint.url}: {why}")
                 return
             for step in list(self._here):

@@ -189,7 +189,9 @@ def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
     async def main() -> None:
         async with one(QUICK) as (made, server):
             engine = await made.begin()
-            engine.start(request("hung", ids("hung", PROMPT), LONG_OUTPUT))
+            payload = Generation()
+            step = request("hung", ids("hung", PROMPT), LONG_OUTPUT)
+            engine.start(msgspec.structs.replace(step, payload=payload))
             await until(lambda: server.generated > 20)
             server.frozen = True
             reason, salvaged = await made.recorder.take("failed")
@@ -197,6 +199,8 @@ def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
             got = list(salvaged["hung"].output_ids)
             assert got
             assert got == alone(ids("hung", PROMPT), len(got))
+            # The step does not come back to it, should it seem well while the step still runs.
+            assert payload.attempts.moved_from == [server.url]
 
     run(main)
 
