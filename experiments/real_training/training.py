@@ -1,7 +1,7 @@
 """One training loop on real engines: set-up, driver, trainer, run directory, prediction."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,14 +14,13 @@ from experiments.real_training.prediction import Prediction, predict
 from experiments.real_training.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
 from experiments.real_training.setup import TrainSetup, prompt_of, world_facts
 from experiments.real_training.trainer import ProcessTrainer
+from heddle.engine_stack import ProcessSolver
 from heddle.engines import facts_of, open_vllm
-from heddle.running import FlushTimer
+from heddle.running import RunSink
 from heddle.runs import RunDirectory, load_run, open_run
 from heddle.runs.loop_batches import BatchFigures, loop_columns
 from heddle.runs.loop_record import updates
 from heddle.signals import StopSignals
-from heddle.stages import ProcessSolver
-from heddle_core.events import EngineReady
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
@@ -70,10 +69,7 @@ class _RecordedLoop:
         on_batch: Callable[[TrainedBatch], None],
     ) -> None:
         self._core, self._directory, self._on_batch = core, directory, on_batch
-        self._timer = FlushTimer(directory)
-        self._engines: dict[EngineId, Mapping[str, Any]] = {}
-        self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
-        """Facts reported by an engine that has just become ready."""
+        self.sink = RunSink(directory)
         self.metrics: dict[int, TrainMetrics] = {}
         """What the trainer reports of a batch, before its `Trained`."""
         self.batches: list[TrainedBatch] = []
@@ -88,21 +84,12 @@ class _RecordedLoop:
 
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
         commands = self._core.handle(event)
-        self._directory.record(cast(Any, event), cast(Any, commands))
+        self.sink(cast(Any, event), cast(Any, commands))
         if isinstance(event, Trained):
             figures = loop_columns(self._directory.columns()).batches[-1]
             batch = TrainedBatch(figures=figures, metrics=self.metrics.pop(event.batch))
             self.batches.append(batch)
             self._on_batch(batch)
-        if isinstance(event, EngineReady):
-            self._engines[event.engine] = {
-                "tp": event.shape.tp,
-                "max_running": event.max_running,
-                "kv_capacity_tokens": event.kv_capacity_tokens,
-                **self.facts(event.engine),
-            }
-            self._directory.learn(engines=self._engines)
-        self._timer.start()
         return commands
 
 
@@ -173,7 +160,7 @@ async def _train(
     clock = RunClock(loop)
     solver = ProcessSolver()
     launcher = open_vllm(config.run, path / "engines", setup.engines)
-    core.facts = partial(facts_of, launcher)
+    core.sink.facts = partial(facts_of, launcher)
     trainer = ProcessTrainer(
         config.trainer,
         path / TRAINER,

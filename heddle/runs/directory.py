@@ -78,13 +78,10 @@ def open_run(
         RunError: `out` has no parent directory, or is a file.
         OSError: the directory cannot be made or written.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
-    if not out.absolute().parent.is_dir():
-        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+    files.check_out(out)
     out.mkdir(exist_ok=True)
     now = datetime.now(UTC)
-    path = _fresh(out, _name(now, config, facts))
+    path = files.new_folder(out, _name(now, config, facts))
     try:
         return RunDirectory(path, config, facts, started=now, config_text=config_text)
     except BaseException:
@@ -97,23 +94,6 @@ def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
     parts = f"{facts.trace_name}-{regime}{config.policy.preset}"
     plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in parts)[:120]
     return f"{now:%Y-%m-%dT%H-%M-%S}-{plain}-s{config.seed}"
-
-
-def _fresh(out: Path, name: str) -> Path:
-    """Make a new directory; two runs that begin at once get two."""
-    for attempt in range(1, 10_000):
-        path = out / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
-        except BaseException:
-            # An interrupt may come after the directory is made. Only an empty one is removed.
-            with suppress(OSError):
-                path.rmdir()
-            raise
-    raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
 
 
 class RunDirectory:
