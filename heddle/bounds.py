@@ -46,7 +46,7 @@ def check_bounds(config: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: one is out of range; its key begins with `prefix`.
     """
-    for name, bounds in _bounds(type(config)).items():
+    for name, bounds in _bounds(config.__class__).items():
         value = getattr(config, name)
         if value is not None and not bounds.hold(value):
             unit = " seconds" if name.endswith("_s") else ""

@@ -14,7 +14,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
-from heddle.runs.lateness import lateness_figures, lateness_note
+from heddle.runs.conditions import lateness_figures, lateness_note
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import EngineSetupError
