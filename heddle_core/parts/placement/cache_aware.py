@@ -1,7 +1,7 @@
 """The SGLang router's `cache_aware` rule, applied to the prefixes that a scheduler can know."""
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.parts.placement.one_by_one import OneByOne
+from heddle_core.parts.placement.load_and_pin import OneByOne
 from heddle_core.policy import TrajectoryView, View
 
 
