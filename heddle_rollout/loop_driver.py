@@ -7,14 +7,12 @@ inside the call that began the work.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
-from heddle_core.commands import Cancel
-from heddle_core.ids import TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Cancel,
     CloseRollout,
     Discard,
     OpenRollout,
@@ -23,9 +21,9 @@ from heddle_core.loop.commands import (
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
+from heddle_core.events import (
     EngineUpdated,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     LoopStarted,
@@ -33,8 +31,10 @@ from heddle_core.loop.events import (
     StartFailed,
     Trained,
 )
+from heddle_core.ids import TrajectoryId
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
+from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver
 
 OnStarted: TypeAlias = Callable[[StartTrajectory, Agent | None], None]
@@ -48,21 +48,12 @@ OnAssigned: TypeAlias = Callable[[AssignGpus, bool], None]
 """Gets whether the GPUs have changed sides."""
 
 
-class LoopCore(Protocol):
-    """Turns events into commands; implemented by `heddle_core.loop.controller.LoopController`."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        """See `Core`."""
-        ...
+class LoopCore(Core, Protocol):
+    """The core of a loop; implemented by `heddle_core.loop.controller.LoopController`."""
 
     @property
     def over(self) -> bool:
         """Whether the loop has ended."""
-        ...
-
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
-        """See `Core`."""
         ...
 
 
@@ -186,8 +177,8 @@ class LoopDriver:
         if self._core.over:
             self._on_over()
 
-    def _deliver(self, event: AnyEvent) -> None:
-        self.driver.deliver(cast(Any, event))
+    def _deliver(self, event: Event) -> None:
+        self.driver.deliver(event)
         self.end_if_over()
 
     # -- commands ---------------------------------------------------------------------------------

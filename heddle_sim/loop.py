@@ -6,21 +6,19 @@ from typing import cast
 
 from simpy.core import EmptySchedule
 
-from heddle_core.events import EngineReady, TrajectoryFinished
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Command,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import AnyEvent
+from heddle_core.events import EngineReady, Event, TrajectoryFinished
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.hybrid import HYBRID
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver, StuckError
 from heddle_rollout.loop_driver import (
     LoopCore,
@@ -254,8 +252,7 @@ class LoopSimulation:
             core, clock, self.services.services, on_over=lambda: self._stop.append(None)
         )
         self.driver = Driver(
-            # Its events and commands are more than a rollout's; `carry_out` has the rest.
-            cast(Core, self),
+            self,
             self.launcher,
             clock,
             predictions=CoreEstimates(clock, config.prediction_s),
@@ -276,7 +273,7 @@ class LoopSimulation:
         """That of the loop's core; see `Core`."""
         return self._core.deadline_s
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """Hand an event to the loop's core; see `Core`."""
         commands = self._core.handle(event)
         if isinstance(event, TrajectoryFinished):

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiments.real_training.trainer import TrainedAgent
+from heddle_core.commands import StartTrajectory, UpdateWeights
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.loop.commands import StartTrajectory, UpdateWeights
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver
 from heddle_rollout.engines import Launcher
 from heddle_rollout.loop_driver import (
@@ -48,7 +47,7 @@ class TrainingRun:
         self._loop = LoopDriver(core, clock, services, on_over=self._end)
         self.driver = Driver(
             # Its events and commands are more than a rollout's; `carry_out` has the rest.
-            cast(Core, core),
+            core,
             launcher,
             clock,
             predictions=predictions,

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal, Protocol, TypeAlias
 
-from heddle_core.commands import CommandList
+from heddle_core.commands import AssignGpus, CommandList
+from heddle_core.events import GpusAssigned
 from heddle_core.ids import EngineId
 from heddle_core.ledger import LedgerError
-from heddle_core.loop.commands import AssignGpus
-from heddle_core.loop.events import GpusAssigned
 from heddle_core.loop.split_plan import GpuCounts, SplitPlan, SplitPlanner, StepEnd
 from heddle_core.plans import EngineSpec
 

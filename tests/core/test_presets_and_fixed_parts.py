@@ -1,7 +1,7 @@
 import dataclasses
+from abc import ABC
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import isabstract
 from pathlib import Path
 from pkgutil import iter_modules
 
@@ -59,7 +59,7 @@ def parts_in(kind: Kind) -> Iterator[type]:
     for module in modules:
         for cls in vars(module).values():
             own = isinstance(cls, type) and cls.__module__ == module.__name__
-            if own and hasattr(cls, DECIDES[kind]) and not isabstract(cls):
+            if own and hasattr(cls, DECIDES[kind]) and ABC not in cls.__bases__:
                 yield cls
 
 
