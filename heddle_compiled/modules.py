@@ -10,7 +10,7 @@ MODULES: Final = (
     "heddle_core.engine_state",
     "heddle_core.estimate.shape_load",
     "heddle_core.estimate.step_lengths",
-    "heddle_core.fewest",
+    "heddle_core.tournament",
     "heddle_core.fleet",
     "heddle_core.homes",
     "heddle_core.journal",

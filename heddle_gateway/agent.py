@@ -46,7 +46,6 @@ class _Dispatch:
         self.reported = 0
 
     def take(self, ids: Sequence[int]) -> None:
-        """Pass on new tokens."""
         if self.step is not None:
             self.reported += len(ids)
             self.step.take(ids)
@@ -107,7 +106,6 @@ class GatewayAgent(ClientAgent):
 
     @property
     def context_tokens(self) -> int:
-        """Its size."""
         return len(self._context)
 
     @property
@@ -190,7 +188,6 @@ class GatewayAgent(ClientAgent):
         )
 
     def call_tool(self, listener: ToolListener) -> None:
-        """Wait for the client."""
         super().call_tool(listener)
         self._on_step.step_over(self)
 

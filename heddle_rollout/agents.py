@@ -53,11 +53,11 @@ class Agent(Protocol):
     """One trajectory with its context, which the driver never reads."""
 
     @property
-    def id(self) -> TrajectoryId: ...  # noqa: D102
+    def id(self) -> TrajectoryId: ...
     @property
-    def group(self) -> GroupId: ...  # noqa: D102
+    def group(self) -> GroupId: ...
     @property
-    def task(self) -> str: ...  # noqa: D102
+    def task(self) -> str: ...
     @property
     def arrival_s(self) -> float:
         """Seconds after its rollout was opened; one that is admitted later arrives at once."""
@@ -125,7 +125,6 @@ class ClientAgent(ABC):
         return self._listener is not None
 
     def call_tool(self, listener: ToolListener) -> None:
-        """Wait for the client."""
         self._listener = listener
 
     def cancel_tool(self) -> None:
@@ -133,7 +132,6 @@ class ClientAgent(ABC):
         self._listener = None
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """End the trajectory."""
         return self._ended("cancelled")
 
     def end(self, outcome: Outcome) -> None:

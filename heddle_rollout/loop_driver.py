@@ -117,7 +117,7 @@ class LoopServices:
 
 class LoopDriver:
     """Carries out the commands of a loop. `attach` the driver of its rollouts, made with
-    `carry_out`, before `start`.
+    `handlers`, before `start`.
     """
 
     def __init__(
@@ -137,12 +137,12 @@ class LoopDriver:
         self._pending = 0
         """Starts, rewards, trainings and moves of GPUs under way."""
 
-    def awaits(self) -> bool:
+    def expects_agents(self) -> bool:
         """Whether a service will answer, so that a loop in which nothing runs goes on."""
         return self._pending > 0
 
     @property
-    def carry_out(self) -> Mapping[type, Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """What executes the loop's commands, by their class."""
         return {
             AccumulateGradients: self._accumulate,

@@ -172,7 +172,6 @@ class ScriptedAgent:
         self._clock.call_after(seconds, self._tool_ended, self._index, listener)
 
     def cancel_tool(self) -> None:
-        """Stop waiting."""
         self._calls_tool = False
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:

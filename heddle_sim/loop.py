@@ -234,10 +234,10 @@ class LoopSimulation:
         config: SimulationConfig,
         world: LoopWorld,
         *,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
         launcher: Callable[..., SimLauncher] = SimLauncher,
     ) -> None:
-        """`on_lost` is called with the tokens of a step whose trajectory was cancelled.
+        """`on_tokens_lost` is called with the tokens of a step whose trajectory was cancelled.
 
         `launcher` makes what starts the engines: another one may disturb them.
         """
@@ -263,8 +263,8 @@ class LoopSimulation:
             report_delay_s=config.report_delay_s,
             on_idle=self._loop.end_if_over,
             on_error=self._failed,
-            on_lost=on_lost,
-            carry_out=self._loop.carry_out,
+            on_tokens_lost=on_tokens_lost,
+            handlers=self._loop.handlers,
         )
         self._loop.attach(self.driver)
 

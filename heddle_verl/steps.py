@@ -83,7 +83,6 @@ class EngineCall:
             self.waiter = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
-        """Let the client fail."""
         if not self.waiter.done():
             self.waiter.set_exception(error)
             self.waiter.exception()  # the client may have gone: then nobody would retrieve it
@@ -133,7 +132,6 @@ class RequestAgent(ClientAgent):
         return call is None or call.released or (late_releases and call.granted is not None)
 
     def begin(self, prompt: StepPrompt) -> EngineCall:
-        """Request the next step."""
         call = EngineCall(self, prompt)
         if self.waits:
             self._return(call)

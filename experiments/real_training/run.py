@@ -40,13 +40,12 @@ class TrainingRun:
         tool_capacity: int | None = None,
         report_interval_s: float,
         report_delay_s: float = 0.0,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
     ) -> None:
         """See `Driver`."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = LoopDriver(core, clock, services, on_over=self._end)
         self.driver = Driver(
-            # Its events and commands are more than a rollout's; `carry_out` has the rest.
             core,
             launcher,
             clock,
@@ -57,9 +56,9 @@ class TrainingRun:
             report_delay_s=report_delay_s,
             on_idle=self._loop.end_if_over,
             on_error=self.fail,
-            on_lost=on_lost,
-            carry_out=self._loop.carry_out,
-            awaits=self._loop.awaits,
+            on_tokens_lost=on_tokens_lost,
+            handlers=self._loop.handlers,
+            expects_agents=self._loop.expects_agents,
         )
         self._loop.attach(self.driver)
 

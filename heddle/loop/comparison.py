@@ -181,7 +181,9 @@ def run_loop(
     lends = hybrid is not None and not hybrid.own_gpus
     measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)
     measure = measured.measure
-    simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
+    simulation = LoopSimulation(
+        measured, setup.run.simulation, setup.world, on_tokens_lost=measure.lost
+    )
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus

@@ -19,7 +19,6 @@ class PromptOnly:
     keeps_kv = False
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Return 0."""
         return 0
 
 
@@ -66,6 +65,7 @@ CHUNK_TOKENS = 2_048
 """An assumption: a few times the mean step of the shipped workloads."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class InChunks:
     """Ends a dispatch after `chunk_tokens`, and admits it when prompt and chunk fit.
 
@@ -119,6 +119,7 @@ class _Correlation:
         return (self.n * self.xy - self.x * self.y) / math.sqrt(spread) if spread > 0.0 else None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TimeToLive:
     """KV of a trajectory in a tool counts as in use for a limited time (arXiv 2511.02230).
 
@@ -144,7 +145,6 @@ class TimeToLive:
         self._steps = _Correlation()
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Return 0."""
         return 0
 
     def keep_kv_s(self, t: TrajectoryView, tool: str, view: View) -> float:

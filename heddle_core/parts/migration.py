@@ -25,13 +25,13 @@ class Never:
     """Every trajectory keeps its home until its next step is placed."""
 
     def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
-        """Return None: stay."""
         return None
 
     def finished(self, t: TrajectoryView) -> None:
         """Forget nothing: nothing was kept."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Carry(Never):
     """Homes never move while a tool runs; when it has returned, KV follows the placement.
 
@@ -315,6 +315,7 @@ def _mean_tool_s(t: TrajectoryView) -> float:
     return t.tool_s / t.step if t.step else 0.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BalanceBatches:
     """`Balance` while most unfinished trajectories came in one wave, else homes stay.
 
@@ -339,6 +340,7 @@ class BalanceBatches:
         self.inner.finished(t)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FollowRank:
     """Heddle (arXiv 2603.28101): the rank falls into a group, and its engine is the new home.
 

@@ -11,8 +11,7 @@ from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.group_cost import FloatArray
 from heddle_core.estimate.history import History
-from heddle_core.estimate.length_scores import LengthScores
-from heddle_core.estimate.posterior import LengthPosterior, LengthPrior, between_share
+from heddle_core.estimate.posterior import LengthPosterior, LengthPrior, LengthScores, between_share
 from heddle_core.estimate.state_tree import StateTree
 from heddle_core.estimate.step_lengths import RunningMean, StepLengths
 from heddle_core.events import StepFinished, ToolReturned
@@ -38,10 +37,10 @@ class NoPrediction:
         """Ignore it."""
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return 0."""
         return 0.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class GroupPredictor(NoPrediction):
     """Estimates a total by the longest finished sibling (Seer, arXiv 2511.14617).
 
@@ -66,6 +65,7 @@ class GroupPredictor(NoPrediction):
         return max(float(total - t.output_tokens), self._floor_tokens)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HistoryPredictor(NoPrediction):
     """Estimates from the totals of a group's earlier samples and of those that end in this run.
 
@@ -115,6 +115,7 @@ class HistoryPredictor(NoPrediction):
         return max(mean - made, self._floor_tokens)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixTreePredictor(NoPrediction):
     """Estimates by trajectories with the same tool results (Libra, arXiv 2606.03077).
 
@@ -131,7 +132,6 @@ class PrefixTreePredictor(NoPrediction):
         self._unknown_tokens = unknown_tokens
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Advance by one state."""
         self._tree.advance(event, t.output_tokens)
 
     def observe_finish(self, t: TrajectoryView) -> None:
@@ -272,17 +272,14 @@ class ProgressivePredictor:
         return TrajectoryProgress(task, group)
 
     def learn_step(self, known: TrajectoryProgress, t: TrajectoryView, event: StepFinished) -> None:
-        """See `observe_step`."""
         if event.step > 0:
             known.task.lengths.add(known.lengths, known.group.lengths, event.output_tokens)
         self._expose(known, t)
 
     def learn_tool(self, known: TrajectoryProgress, event: ToolReturned) -> None:
-        """See `observe_tool`."""
         known.call_failed = event.ok is False
 
     def learn_end(self, known: TrajectoryProgress, t: TrajectoryView) -> None:
-        """See `observe_finish`."""
         if t.output_tokens > 0:
             self._expose(known, t)
             known.group.exposure += (1.0 - self._running_weight) * known.exposure
@@ -290,7 +287,6 @@ class ProgressivePredictor:
             known.group.ended += 1
 
     def rest_of(self, known: TrajectoryProgress, t: TrajectoryView) -> float:
-        """See `remaining_tokens`."""
         task, group = known.task, known.group
         weight, group_shape = self._typical_weight, self._group_shape
         per_ending = (weight + task.exposure) / (weight + task.ended)
@@ -335,6 +331,7 @@ class _GroupEvidence:
     unfinished: dict[TrajectoryId, TrajectoryView] = field(default_factory=dict)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PosteriorPredictor:
     """Two levels of lengths, between prompts and within, with running trajectories censored.
 
@@ -386,7 +383,6 @@ class PosteriorPredictor:
             self._any_pace += _PACE_WEIGHT * (pace - self._any_pace) if self._any_pace else pace
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Keep the time."""
         self._of(t)
         self._now_s = event.time_s
 
@@ -470,6 +466,7 @@ class PosteriorPredictor:
         return self._scores.scores(np.array([made + _MORE]))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Served:
     """The same estimates as `inner`, requested by `Predict` and delivered by `Predicted`.
 
@@ -487,17 +484,13 @@ class Served:
         self.awaited = awaited
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on."""
         self.inner.observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on."""
         self.inner.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on."""
         self.inner.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return what `inner` estimates."""
         return self.inner.remaining_tokens(t)

@@ -20,13 +20,13 @@ class Fcfs:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return a constant."""
         return 0.0
 
 
 _KEPT_FIRST: Final = 1e9  # more arrivals than any run has
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgramFcfs:
     """The order of Continuum (arXiv 2511.02230): KV in place first, then the earlier trajectory.
 
@@ -41,6 +41,7 @@ class ProgramFcfs:
         return (_KEPT_FIRST if t.kv_kept else 0.0) - t.arrival
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RoundRobin:
     """The trajectory with the fewest finished steps goes first; ties by arrival in the queue.
 
@@ -58,6 +59,7 @@ class RoundRobin:
         return -float(t.step)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LongestFirst:
     """Orders the queue by predicted remaining tokens, longest first, and never evicts.
 
@@ -68,7 +70,6 @@ class LongestFirst:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return the remaining tokens."""
         return remaining_tokens
 
 
@@ -89,6 +90,7 @@ class LongestTotal:
         return t.output_tokens + remaining_tokens
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ShortestFirst:
     """Orders the queue by predicted remaining tokens, shortest first, and never evicts.
 
@@ -109,6 +111,7 @@ TOKEN_S: Final = 0.04
 that takes 20 ms for each."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ShortestAged:
     """The least goes first of arrival time plus `token_s` for each remaining token.
 
@@ -134,6 +137,7 @@ class ShortestAged:
         return -(t.arrived_s + self._token_s * remaining_tokens)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ByArrivals:
     """`LongestTotal` while most unfinished trajectories came in one wave, else `ShortestAged`.
 
@@ -160,6 +164,7 @@ class ByArrivals:
         self._waves.ended(t.arrival)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgressivePriority(LongestFirst):
     """Algorithm 1 of Heddle (arXiv 2603.28101): longest first, and the head may evict.
 
@@ -177,6 +182,7 @@ _PROBES_FIRST: Final = 1e9  # more tokens than any trajectory makes
 _OPEN_ROLLOUTS: Final = 8
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProbesFirst:
     """Probes by output so far, the least first; others by estimated total, the longest first.
 
@@ -205,6 +211,7 @@ class ProbesFirst:
         return t.output_tokens + remaining_tokens
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Autellix:
     """The order of Autellix (arXiv 2502.13965) for programs with one call at a time.
 

@@ -19,4 +19,4 @@ def test_the_controller_takes_every_event() -> None:
 def test_the_driver_executes_every_command() -> None:
     controller: Any = Controller(verl(policy_context()))
     driver = Driver(controller, launcher=None, clock=Calendar())  # type: ignore[arg-type]
-    assert set(driver._carry_out) == set(get_args(Command)) - set(get_args(LoopCommand))
+    assert set(driver._handlers) == set(get_args(Command)) - set(get_args(LoopCommand))

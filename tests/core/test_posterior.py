@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_core.estimate.history import History
-from heddle_core.estimate.length_scores import SCORE_BOUND, LengthScores
-from heddle_core.estimate.posterior import LengthPosterior, LengthPrior, between_share
+from heddle_core.estimate.posterior import (
+    SCORE_BOUND,
+    LengthPosterior,
+    LengthPrior,
+    LengthScores,
+    between_share,
+)
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.parts.predictor import PosteriorPredictor

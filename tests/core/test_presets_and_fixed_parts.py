@@ -71,6 +71,11 @@ def test_the_list_of_parts_has_every_class_that_is_one(kind):
     assert {type(part) for part in parts} - {NoConsolidation} == set(parts_in(kind))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_ones_own_may_derive_from_any_compiled_or_not(kind):
+    assert all(type("Own", (cls,), {}) for cls in parts_in(kind))
+
+
 def test_the_fixed_plan_gives_every_gpu_to_engines_of_one_tp_degree():
     plan = FixedPlan(policy_context(gpus=8, tp=2)).plan((), ())
     assert [(e.engine, e.shape.tp, e.max_running) for e in plan.engines] == [

@@ -310,7 +310,7 @@ def test_tokens_of_cancelled_steps_count_as_wasted(trace: str):
         lost += tokens
 
     core = Recorded(setup)
-    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_lost=count)
+    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=count)
     simulation.run()
     reported = sum(
         event.output_tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.policy import PolicyContext, TrajectoryView, View
+from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -42,6 +42,19 @@ def pinned(t: TrajectoryView, view: View) -> EngineId | None:
     return None
 
 
+def loads(view: View) -> tuple[EngineView, int]:
+    """Return the first engine with the fewest steps in flight, and the most that any has."""
+    best = view.engines[0]
+    fewest = most = best.in_flight
+    for engine in view.engines:
+        load = engine.in_flight
+        if load < fewest:
+            best, fewest = engine, load
+        elif load > most:
+            most = load
+    return best, most
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Sticky(OneByOne):
     """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
@@ -72,7 +85,6 @@ class Sticky(OneByOne):
         return (pinned(t, view) if known else None) or view.fewest_in_flight().id
 
     def finished(self, t: TrajectoryView) -> None:
-        """Drop the pin."""
         self._recent.pop(t.id, None)
 
 
@@ -85,6 +97,7 @@ class LeastLoaded(OneByOne):
         return view.fewest_in_flight().id
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StickyGroup(OneByOne):
     """A known trajectory stays on its engine, a new sample joins the others of its prompt.
 
@@ -120,6 +133,7 @@ class StickyGroup(OneByOne):
             del self._placed[t.group], self._engines[t.group]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StickyLeastSessions(OneByOne):
     """A known trajectory stays; a new one goes to the engine with the fewest unfinished ones.
 
@@ -141,6 +155,7 @@ class StickyLeastSessions(OneByOne):
         return best.id
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HybridRatio(OneByOne):
     """Least loaded while the largest load exceeds `ratio` times the smallest, else pinned.
 
@@ -157,20 +172,13 @@ class HybridRatio(OneByOne):
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return the home unless there is none or the loads are skewed."""
-        engines = view.engines
-        best = engines[0]
-        fewest = most = best.in_flight
-        for engine in engines:
-            load = engine.in_flight
-            if load < fewest:
-                best, fewest = engine, load
-            elif load > most:
-                most = load
-        if most > self._ratio * max(fewest, 1):
+        best, most = loads(view)
+        if most > self._ratio * max(best.in_flight, 1):
             return best.id
         return pinned(t, view) or best.id
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SharedKv(OneByOne):
     """Every step goes to the fewest steps in flight where engines share a store of KV.
 
