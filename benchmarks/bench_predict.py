@@ -14,7 +14,7 @@ from time import process_time
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of

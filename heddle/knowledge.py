@@ -13,7 +13,7 @@ from typing import Any
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
 from heddle_core.estimate.history import History
-from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.predictor import Served
 from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact

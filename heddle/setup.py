@@ -26,7 +26,7 @@ from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation, Policy, PolicyContext
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable

@@ -10,7 +10,7 @@ import numpy as np
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens
 from heddle.config_files import ConfigError
-from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
+from heddle_core.parts.placement.affinity import TaggedAffinity
 from heddle_core.policy import Policy
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace

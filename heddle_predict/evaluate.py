@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import GroupPredictor, ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
 from heddle_predict.examples import Examples

@@ -6,21 +6,19 @@ from typing import cast
 
 from simpy.core import EmptySchedule
 
-from heddle_core.events import EngineReady, TrajectoryFinished
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Command,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import AnyEvent
+from heddle_core.events import EngineReady, Event, TrajectoryFinished
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.hybrid import HYBRID
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver, StuckError
 from heddle_rollout.loop_driver import (
     LoopCore,
@@ -236,10 +234,10 @@ class LoopSimulation:
         config: SimulationConfig,
         world: LoopWorld,
         *,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
         launcher: Callable[..., SimLauncher] = SimLauncher,
     ) -> None:
-        """`on_lost` is called with the tokens of a step whose trajectory was cancelled.
+        """`on_tokens_lost` is called with the tokens of a step whose trajectory was cancelled.
 
         `launcher` makes what starts the engines: another one may disturb them.
         """
@@ -254,8 +252,7 @@ class LoopSimulation:
             core, clock, self.services.services, on_over=lambda: self._stop.append(None)
         )
         self.driver = Driver(
-            # Its events and commands are more than a rollout's; `carry_out` has the rest.
-            cast(Core, self),
+            self,
             self.launcher,
             clock,
             predictions=CoreEstimates(clock, config.prediction_s),
@@ -266,8 +263,8 @@ class LoopSimulation:
             report_delay_s=config.report_delay_s,
             on_idle=self._loop.end_if_over,
             on_error=self._failed,
-            on_lost=on_lost,
-            carry_out=self._loop.carry_out,
+            on_tokens_lost=on_tokens_lost,
+            handlers=self._loop.handlers,
         )
         self._loop.attach(self.driver)
 
@@ -276,7 +273,7 @@ class LoopSimulation:
         """That of the loop's core; see `Core`."""
         return self._core.deadline_s
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """Hand an event to the loop's core; see `Core`."""
         commands = self._core.handle(event)
         if isinstance(event, TrajectoryFinished):

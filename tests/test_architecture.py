@@ -24,6 +24,9 @@ FILE_LINES, FUNCTION_LINES = 400, 70
 LONG_FILES = {
     "heddle_core/controller.py": "one state machine: every event and the commands that follow",
     "heddle_core/loop/controller.py": "the same of a loop, above rollouts",
+    "heddle_core/parts/migration.py": "all parts of a kind",
+    "heddle_core/parts/planner.py": "all parts of a kind",
+    "heddle_core/parts/predictor.py": "all parts of a kind",
     "heddle_runtime/process/loop.py": "one loop: orders, iterations, reports of an engine",
     "heddle_runtime/vllm/engine.py": "one implementation of EngineClient: orders, reports, its end",
     "heddle_runtime/vllm_http/engine.py": "the same behind a URL: orders, streams, its end",

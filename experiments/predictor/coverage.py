@@ -39,7 +39,7 @@ from heddle.setup import RunSetup, Workspace, prepare
 from heddle_core.controller import Controller
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
+from heddle_core.parts.predictor import PosteriorPredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import source_of
 from heddle_predict.fit import fit

@@ -24,10 +24,12 @@ from scipy.stats import rankdata
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.history import HistoryPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import (
+    GroupPredictor,
+    HistoryPredictor,
+    NoPrediction,
+    ProgressivePredictor,
+)
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace import MissingRules, TrajectoryScript, complete, read_trace

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from experiments.real_training.messages import TrainMetrics
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
+    Command,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulated, Trained
+from heddle_core.events import EngineUpdated, Event, GradientsAccumulated, Trained
+from heddle_core.ids import EngineId, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TrainMeasure:
         """Keep what the trainer reports of a batch, before its `Trained`."""
         self._metrics[batch] = metrics
 
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], version: int) -> None:
+    def take(self, event: Event, commands: Sequence[Command], version: int) -> None:
         """Count an event and its commands; `version` is the loop's after both."""
         if isinstance(event, Trained):
             self._trained(event)

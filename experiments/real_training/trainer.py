@@ -19,7 +19,7 @@ from experiments.real_training.messages import (
     TrainPart,
     TrainSample,
 )
-from heddle_core.loop.commands import AccumulateGradients, Train
+from heddle_core.commands import AccumulateGradients, Train
 from heddle_rollout.agents import Agent
 from heddle_rollout.loop_driver import OnTrained
 from heddle_runtime.process.child import ChildProcess

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from experiments.real_training.echo import EchoAgent
 from experiments.real_training.measure import StepFigures, TrainMeasure
@@ -20,11 +20,10 @@ from heddle.running import FlushTimer
 from heddle.runs import RunDirectory, load_run, open_run
 from heddle.signals import StopSignals
 from heddle.stages import ProcessSolver
-from heddle_core.events import EngineReady
+from heddle_core.commands import Command
+from heddle_core.events import EngineReady, Event
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
-from heddle_core.loop.events import AnyEvent
 from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
@@ -71,9 +70,9 @@ class _RecordedLoop:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
-        self._directory.record(cast(Any, event), cast(Any, commands))
+        self._directory.record(event, commands)
         self._measure.take(event, commands, self._core.version)
         if isinstance(event, EngineReady):
             self._engines[event.engine] = {

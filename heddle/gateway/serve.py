@@ -31,12 +31,12 @@ from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.app import listening, raise_file_limit
-from heddle_gateway.engine_rendering import RenderingEngines
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.rendering import RenderingEngines
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness, RunClock

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 from heddle.comparison.estimates import estimate
 from heddle.config_files import ConfigError
@@ -19,11 +18,11 @@ from heddle.runs import files, open_run
 from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
+from heddle_core.commands import Command
+from heddle_core.events import Event, Trained
 from heddle_core.ids import GroupId
 from heddle_core.journal import Sink
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, Trained
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
@@ -182,7 +181,9 @@ def run_loop(
     lends = hybrid is not None and not hybrid.own_gpus
     measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)
     measure = measured.measure
-    simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
+    simulation = LoopSimulation(
+        measured, setup.run.simulation, setup.world, on_tokens_lost=measure.lost
+    )
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
@@ -250,11 +251,11 @@ class _Measured:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
         self.measure.take(event, commands, self._core.version)
         if self._sink is not None:
-            self._sink(cast(Any, event), cast(Any, commands))
+            self._sink(event, commands)
         if isinstance(event, Trained):
             self._on_trained()
         return commands

@@ -10,22 +10,25 @@ from statistics import fmean
 import numpy as np
 
 from heddle.loop.steps import StepClock, StepTime
-from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
-from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
+    Command,
     Discard,
     StartTrajectory,
     Train,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
+from heddle_core.events import (
+    EngineFailed,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     StartFailed,
+    StepFinished,
+    StepPreempted,
     Trained,
+    TrajectoryFinished,
 )
+from heddle_core.ids import GroupId, TrajectoryId
 
 
 @dataclass(slots=True)
@@ -217,7 +220,7 @@ class LoopMeasure:
         """Count the tokens of a step whose trajectory was cancelled."""
         self._wasted_tokens += tokens
 
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], version: int) -> None:
+    def take(self, event: Event, commands: Sequence[Command], version: int) -> None:
         """Count an event and its commands; `version` is the loop's after both."""
         self._clock.take(event, commands)
         kind = type(event)
@@ -267,7 +270,7 @@ class LoopMeasure:
         )
         self._staleness_of_batch = []
 
-    def _count_command(self, command: AnyCommand, time_s: float, version: int) -> None:
+    def _count_command(self, command: Command, time_s: float, version: int) -> None:
         if isinstance(command, StartTrajectory):
             self._running[command.trajectory] = _Running(version, command.group, command.sample)
             self._started.append(self._output_tokens(command.group, command.sample))

@@ -18,7 +18,7 @@ from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec

@@ -4,23 +4,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from heddle_core.events import EngineFailed, EngineStopped, TrajectoryFinished
-from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Command,
     Discard,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
+from heddle_core.events import (
+    EngineFailed,
+    EngineStopped,
     EngineUpdated,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     Trained,
+    TrajectoryFinished,
 )
+from heddle_core.ids import EngineId, TrajectoryId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class StepClock:
             Discard: self._discard,
         }
 
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+    def take(self, event: Event, commands: Sequence[Command]) -> None:
         """Read an event and its commands."""
         react = self._on.get(type(event))
         if react is not None:

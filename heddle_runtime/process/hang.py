@@ -58,7 +58,6 @@ class HangWatch:
         self._silent = 0
 
     def close(self) -> None:
-        """End the watch."""
         self._timer.cancel()
 
     def _look(self) -> None:

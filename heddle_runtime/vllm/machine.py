@@ -35,7 +35,6 @@ class ThisMachine:
         start_limit_s: float,
         module: str,
     ) -> None:
-        """See `heddle_runtime.vllm.launcher.VllmLauncher`."""
         self._settings, self._platform = settings, platform
         self._log_dir = log_dir
         self._cores = list(cores)

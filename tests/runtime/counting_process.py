@@ -16,8 +16,8 @@ from typing import Any
 
 from heddle_runtime.process import wire
 from heddle_runtime.process.connection import connect
-from heddle_runtime.process.engine_core import Activity, CoreOutput
 from heddle_runtime.process.loop import serve
+from heddle_runtime.process.stepped_engine import Activity, CoreOutput
 from heddle_runtime.process.wire import Channel, Order
 from heddle_runtime.vllm.settings import VllmSettings
 
@@ -39,7 +39,7 @@ class _Running:
 
 @dataclass(slots=True)
 class CountingCore:
-    """Implements `EngineCore`."""
+    """Implements `SteppedEngine`."""
 
     folder: Path
     weights: str

@@ -8,7 +8,7 @@ from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepResult
 from heddle_runtime.generation import Generation, GenerationEnd, report_tokens
 from heddle_runtime.process import wire
-from heddle_runtime.process.engine_core import Finish, TopLogprobs
+from heddle_runtime.process.stepped_engine import Finish, TopLogprobs
 from heddle_runtime.process.wire import unpack_floats, unpack_ids
 
 LEAST_LOGPROB = -9999.0
@@ -16,7 +16,7 @@ LEAST_LOGPROB = -9999.0
 
 
 @dataclass(slots=True, eq=False)
-class InFlightStep:
+class RunningStep:
     """A dispatched step. Times are of this process's `time.monotonic`; 0 until known."""
 
     id: int
@@ -40,23 +40,23 @@ class InFlightStep:
         )
 
 
-class InFlight:
+class RunningSteps:
     """Steps by trajectory and by id; an engine has at most one of a trajectory."""
 
     def __init__(self) -> None:
-        self._by_trajectory: dict[TrajectoryId, InFlightStep] = {}
-        self._by_id: dict[int, InFlightStep] = {}
+        self._by_trajectory: dict[TrajectoryId, RunningStep] = {}
+        self._by_id: dict[int, RunningStep] = {}
 
     def __contains__(self, trajectory: TrajectoryId) -> bool:
         return trajectory in self._by_trajectory
 
-    def begin(self, id_: int, trajectory: TrajectoryId, payload: Any = None) -> InFlightStep:
+    def begin(self, id_: int, trajectory: TrajectoryId, payload: Any = None) -> RunningStep:
         """Add a step that is sent now."""
-        step = InFlightStep(id_, trajectory, time.monotonic(), payload)
+        step = RunningStep(id_, trajectory, time.monotonic(), payload)
         self._by_trajectory[trajectory] = self._by_id[id_] = step
         return step
 
-    def get(self, trajectory: TrajectoryId) -> InFlightStep | None:
+    def get(self, trajectory: TrajectoryId) -> RunningStep | None:
         """Return the trajectory's step, if it has one."""
         return self._by_trajectory.get(trajectory)
 

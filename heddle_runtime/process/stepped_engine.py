@@ -35,7 +35,7 @@ class CoreOutput(NamedTuple):
     """The stop token or string that ended it."""
 
 
-class EngineCore(Protocol):
+class SteppedEngine(Protocol):
     """An inference engine; each call of `step` runs one iteration."""
 
     block_tokens: int

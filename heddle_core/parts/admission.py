@@ -1,13 +1,94 @@
-"""Continuum: KV stays through a tool call for as long as its return is worth the wait."""
+"""Admissions: how much KV a step must find free before it may run."""
 
 import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.estimate.tool_times import RECENT, RecentDurations
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import PolicyContext, TrajectoryView, View
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PromptOnly:
+    """The prompt must fit beside the running steps; KV of trajectories in a tool may be evicted."""
+
+    keeps_kv = False
+
+    def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
+        return 0
+
+
+STEPS_AHEAD = 1.5
+"""Reserve of `headroom` in mean steps: step lengths are skewed, and one is often too small."""
+
+UNKNOWN_STEP_TOKENS = 512.0
+"""Mean output of a step without history."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class ReserveOutput:
+    """Reserve for the step's output, and keep the KV of trajectories that are in a tool.
+
+    An engine full of prompts runs out of KV as they grow; it then preempts the youngest sequence
+    and prefills it again. A trajectory that returns from a short tool may find its KV evicted. On
+    6,400 coding trajectories on 64 H100 (Qwen3-14B) that was a fifth of the makespan.
+    """
+
+    keeps_kv = True
+
+    def __init__(
+        self,
+        context: PolicyContext,
+        *,
+        steps: float = STEPS_AHEAD,
+        results: bool = False,
+    ) -> None:
+        """Reserve `steps` mean steps, and with `results` what tools append to so much output."""
+        history = context.history
+        self._step_tokens = history.step_output_tokens if history else UNKNOWN_STEP_TOKENS
+        self._steps = steps
+        self._growth = 1.0 + history.appended_per_output if history and results else 1.0
+
+    def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
+        """Return some mean steps of this trajectory or of the workload, whichever is more."""
+        own = t.output_tokens / t.step if t.step else 0.0
+        ahead = self._steps * max(own, self._step_tokens)
+        # Even at an estimate of 0 remaining tokens, the step that runs will make some.
+        return int(self._growth * min(max(remaining_tokens, self._step_tokens), ahead))
+
+
+CHUNK_TOKENS = 2_048
+"""An assumption: a few times the mean step of the shipped workloads."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class InChunks:
+    """Ends a dispatch after `chunk_tokens`, and admits it when prompt and chunk fit.
+
+    So an engine does not run out of KV, and what is left of a long step is ordered and placed anew
+    (Seer, arXiv 2511.14617).
+    """
+
+    keeps_kv = False
+
+    def __init__(self, *, chunk_tokens: int = CHUNK_TOKENS) -> None:
+        """Set the size of chunks.
+
+        Raises:
+            ValueError: it is below 1.
+        """
+        if chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens is {chunk_tokens}; give at least 1")
+        self.chunk_tokens = chunk_tokens
+
+    def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
+        """Return a chunk, or what the trajectory is estimated to make if that is less."""
+        return int(min(self.chunk_tokens, max(remaining_tokens, 1.0)))
+
 
 ENOUGH: Final = 100
 """Durations from which on they are used: of the tool, else of all tools."""
@@ -38,6 +119,7 @@ class _Correlation:
         return (self.n * self.xy - self.x * self.y) / math.sqrt(spread) if spread > 0.0 else None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TimeToLive:
     """KV of a trajectory in a tool counts as in use for a limited time (arXiv 2511.02230).
 
@@ -63,7 +145,6 @@ class TimeToLive:
         self._steps = _Correlation()
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Return 0."""
         return 0
 
     def keep_kv_s(self, t: TrajectoryView, tool: str, view: View) -> float:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_core.fewest import Tournament
+from heddle_core.tournament import Tournament
 
 
 @given(

@@ -1,26 +1,53 @@
-"""Migration to where a trajectory would end earliest, by estimated work on every engine.
-
-Plans are inexact: cost estimates are coarse and predictions are revised. This part balances the
-remaining work during tool calls. It keeps the two sums of `engine_sums` for every engine over its
-unfinished trajectories. One moves when another engine's end, the unhidden part of the transfer
-included, is earlier by a margin.
-
-Where predictions vary as lengths did, an arrival also pays for its delay of the longest trajectory
-of an engine: then that is known, and the plan may have given it an engine of its own.
-"""
+"""Migrations: when a home moves while a tool runs."""
 
 import math
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from mypy_extensions import mypyc_attr
 
+from heddle_core.estimate.arrival_waves import ArrivalWaves
 from heddle_core.estimate.group_cost import FloatArray, IntArray
+from heddle_core.estimate.ordered import longest_to
+from heddle_core.estimate.paper_cost import seconds_per_token
+from heddle_core.estimate.shape_load import EngineSums
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
-from heddle_core.parts.migration.engine_sums import EngineSums
 from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
+from heddle_core.sorted_numbers import SortedNumbers
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Never:
+    """Every trajectory keeps its home until its next step is placed."""
+
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        return None
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Forget nothing: nothing was kept."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Carry(Never):
+    """Homes never move while a tool runs; when it has returned, KV follows the placement.
+
+    Libra's choice between migration and recomputation (arXiv 2606.03077): the estimated transfer of
+    the context against its estimated prefill on the new engine.
+    """
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._cost = context.cost
+
+    def carries_kv(self, t: TrajectoryView, target: EngineView, view: View) -> bool:
+        """Whether the transfer of the context takes less time than its prefill on `target`."""
+        tokens = t.context_tokens
+        restore_s = self._cost.by_shape[target.shape].restore_s
+        return self._cost.transfer_s(tokens) < restore_s * tokens
+
 
 _COUNT_AGAIN_S = 5.0
 """Age at which the sums are computed again: estimates arrive at tool calls, and long generations
@@ -46,7 +73,17 @@ class _Share:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Balance:
-    """The migration part; estimates each engine's work from the estimates at tool calls."""
+    """To where a trajectory would end earliest, by estimated work on every engine.
+
+    Plans are inexact: cost estimates are coarse and predictions are revised. This part balances the
+    remaining work during tool calls. It keeps the two sums of `EngineSums` for every engine over
+    its unfinished trajectories. One moves when another engine's end, the unhidden part of the
+    transfer included, is earlier by a margin.
+
+    Where predictions vary as lengths did, an arrival also pays for its delay of the longest
+    trajectory of an engine: then that is known, and the plan may have given it an engine of its
+    own.
+    """
 
     def __init__(
         self, context: PolicyContext, *, min_gain_s: float = 2.0, margin: float = 0.05
@@ -276,3 +313,120 @@ def _ints(values: list[int]) -> IntArray:
 def _mean_tool_s(t: TrajectoryView) -> float:
     """Mean seconds of its tool calls so far: the estimate for this one."""
     return t.tool_s / t.step if t.step else 0.0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class BalanceBatches:
+    """`Balance` while most unfinished trajectories came in one wave, else homes stay.
+
+    Where others arrive all the time, new ones fill an engine that has fallen idle, without a move
+    (`ArrivalWaves`).
+    """
+
+    def __init__(self, context: PolicyContext) -> None:
+        self._waves = ArrivalWaves()
+        self._ends = 0
+        self.inner = Balance(context)
+
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        """Return the engine to move to, or None to stay."""
+        self._waves.arrived(self._ends + view.unfinished)
+        return self.inner.target(t, remaining_tokens, view) if self._waves.batch else None
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Count the end of a trajectory, and forget it."""
+        self._ends += 1
+        self._waves.ended(t.arrival)
+        self.inner.finished(t)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FollowRank:
+    """Heddle (arXiv 2603.28101): the rank falls into a group, and its engine is the new home.
+
+    Group sizes are those at the first call, scaled by the share of trajectories that is left
+    (``s_i * n / n_0``). Trajectories are ranked by predicted total length. Ranked by remaining
+    tokens, running ones would fall below waiting ones at every step, and progress alone would move
+    them to other engines.
+
+    With a `context`, a rank is followed only to where the trajectory would end earlier. That
+    departs from the paper. A predictor that hedges raises the total of every trajectory that goes
+    on, so survivors rank above those not predicted again, and all follow their ranks to the widest
+    engine.
+    """
+
+    def __init__(self, context: PolicyContext | None = None) -> None:
+        self._context = context
+        self._value: dict[TrajectoryId, float] = {}
+        self._ranking = SortedNumbers()
+        self._engines: list[EngineId] = []
+        """Widest first."""
+        self._newest: EngineId | None = None
+        self._edges: list[int] = []
+
+    def target(self, t: TrajectoryView, remaining_tokens: float, view: View) -> EngineId | None:
+        """Return the engine whose group contains the rank of `t`, None if that is its home."""
+        engines = view.engines
+        # Engines join at the end, and ids are never used twice: the last and their number suffice.
+        if len(self._engines) != len(engines) or self._newest != engines[-1].id:
+            self._form_groups(view)
+        value = t.output_tokens + remaining_tokens
+        self._forget(t.id)
+        longer = self._ranking.above(value)
+        self._value[t.id] = value
+        self._ranking.add(value)
+        rank = longer * self._edges[-1] / len(self._ranking)
+        found = self._engines[min(bisect_right(self._edges, rank), len(self._engines) - 1)]
+        if found == t.home or not self._earlier(t, remaining_tokens, found, view):
+            return None
+        return found
+
+    def finished(self, t: TrajectoryView) -> None:
+        """Take a finished trajectory out of the ranking."""
+        self._forget(t.id)
+
+    def _earlier(
+        self, t: TrajectoryView, remaining_tokens: float, found: EngineId, view: View
+    ) -> bool:
+        """Whether `t` would end earlier there, after the transfer that its tool does not hide."""
+        context = self._context
+        if context is None or t.home is None:
+            return True
+        home, there = view.engine(t.home), view.engine(found)
+        # The mean tool call so far stands for this one, which is over when a prediction is awaited.
+        hidden_s = t.tool_s / t.step if t.step and t.phase == "tool" else 0.0
+        price_s = max(context.cost.transfer_s(t.context_tokens) - hidden_s, 0.0)
+        stay_s = self._end_s(t, remaining_tokens, home, home.sessions)
+        return self._end_s(t, remaining_tokens, there, there.sessions + 1) + price_s < stay_s
+
+    def _end_s(
+        self, t: TrajectoryView, remaining_tokens: float, engine: EngineView, members: int
+    ) -> float:
+        """``L * T * F(g)`` with the trajectory's own remaining tokens for `L`."""
+        assert self._context is not None
+        return remaining_tokens * seconds_per_token(
+            self._context.cost.by_shape[engine.shape],
+            members,
+            context_tokens=t.context_tokens + remaining_tokens / 2,
+            max_running=engine.max_running,
+        )
+
+    def _form_groups(self, view: View) -> None:
+        """Read the groups from the homes, widest engine first."""
+        shapes = dict.fromkeys(e.shape for e in view.engines)
+        costs = self._context.cost.by_shape if self._context is not None else {}
+        key = longest_to(shapes, costs)
+        engines = sorted(view.engines, key=lambda e: key(e.shape) if costs else -e.shape.gpus)
+        self._engines = [e.id for e in engines]
+        self._newest = view.engines[-1].id
+        self._edges = list(accumulate(e.sessions for e in engines))
+        self._value = {
+            other.id: other.output_tokens + other.remaining_tokens
+            for other in view.trajectories.values()
+        }
+        self._ranking = SortedNumbers(self._value.values())
+
+    def _forget(self, trajectory: TrajectoryId) -> None:
+        value = self._value.pop(trajectory, None)
+        if value is not None:
+            self._ranking.remove(value)
