@@ -10,7 +10,7 @@ import msgspec
 from heddle.cluster.config import MAX_RUNNING, ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_error import ConfigError
-from heddle.knowledge import needs_oracle
+from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, prepare
 from heddle.workload import Workload
 from heddle_sim.profile_files import Profile, load_profile

@@ -17,7 +17,7 @@ from experiments.real_training.echo import EchoPrompt, EchoTask
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.engines import engine_facts, vllm_settings
-from heddle.knowledge import needs_oracle
+from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.controller import Controller

@@ -28,8 +28,8 @@ def policies(ctx: click.Context, as_json: bool) -> None:
 
 def _list(as_json: bool) -> None:
     from heddle.cli.show import lines
-    from heddle.knowledge import LEARNED, ORACLES
     from heddle.policies.plugins import installed_policies
+    from heddle.policy_inputs import LEARNED, ORACLES
     from heddle_core.parts.table import KINDS, PARTS
     from heddle_core.presets import PRESETS, about
     from heddle_sim.profile_files import known_profiles, load_profile

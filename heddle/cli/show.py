@@ -16,7 +16,7 @@ from heddle.comparison.compare import Comparison
 from heddle.comparison.estimates import Estimate
 from heddle.cost.objective import Objective
 from heddle.cost.prices import RunCost
-from heddle.knowledge import HistorySource
+from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.runs.lateness import lateness_note

@@ -6,8 +6,8 @@ from typing import Final
 import rich_click as click
 
 from heddle.cli.show import cost_cells, new_table, number_cell, show
-from heddle.knowledge import needs_oracle
 from heddle.planning.plan import Planned
+from heddle.policy_inputs import needs_oracle
 from heddle_core.ids import EngineShape
 
 FAR: Final = 0.5

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heddle import knowledge
+from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, prices_of
 from heddle.loop.config import LoopConfig
@@ -146,7 +146,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     requested, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
     run = prepare(config.run, workspace=workspace)
-    if knowledge.sees_the_future(run.policy):
+    if policy_inputs.sees_the_future(run.policy):
         raise ConfigError(
             f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
             "loop names its own: take a policy without an oracle"

@@ -24,8 +24,8 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost
-from heddle.knowledge import HistorySource, LoadedModel, extras, model_used
 from heddle.policies.plugins import load_part
+from heddle.policy_inputs import HistorySource, LoadedModel, extras, model_used
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost

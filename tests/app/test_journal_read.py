@@ -1,4 +1,4 @@
-"""A run is measured from the columns that its writer kept: the same as from its file."""
+"""A run is measured from some columns of its journal, by blocks: the same as from all of it."""
 
 import json
 import os
@@ -17,8 +17,7 @@ import pytest
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
-from heddle.runs.journal_buffer import JournalBuffer
-from heddle.runs.journal_columns import Column, Journal, of_table
+from heddle.runs.journal_columns import Column, Journal, of_batches, of_table
 from heddle.runs.metrics import MetricsError, measure
 from heddle.runs.tables import MEASURED
 from heddle.setup import prepare
@@ -26,9 +25,8 @@ from heddle.simulation import simulate
 from heddle_core.events import EngineFailed, TrajectoryArrived
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.journal import Entry
-from heddle_core.presets import PRESETS
 from heddle_trace import synth, write_trace
-from tests.app.journals import arrived, dispatch, done, entry, ready
+from tests.app.journals import arrived, batches, dispatch, done, entry, ready, table
 from tests.app.test_metrics import finished, story
 from tests.patience import PATIENCE_S
 
@@ -65,53 +63,42 @@ def all_of(journal: Journal, tpot: Any = None) -> tuple[Any, pa.Table, pa.Table]
     return measured.summary, pa.concat_tables(steps), plain(measured.trajectories)
 
 
-def kept(entries: Sequence[Entry], *, chunk: int = 5) -> Journal:
-    journal = JournalBuffer(keep=MEASURED, entries=chunk)
-    for each in entries:
-        journal.record(each.event, each.commands)
-    return journal.columns()
+def read(entries: Sequence[Entry], *, chunk: int = 5) -> Journal:
+    parts = [entries[start : start + chunk] for start in range(0, len(entries), chunk)]
+    return of_batches(batches(*parts), MEASURED)
 
 
-@pytest.mark.parametrize("policy", PRESETS)
-def test_a_run_is_measured_as_its_file(
-    policy: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_runs_are_measured_as_their_whole_journals(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    setup = prepare(config(trace, policy))
-    run = load_run(simulate(setup, out=tmp_path).path)
-    tpot = setup.profiles.solo_tpot()
-    summary, steps, trajectories = all_of(of_table(run.journal), tpot)
-    notes = run.summary.keys() - summary.keys()
-    assert notes == {*setup.workload.notes, "gpu_hours", "dollars"}
-    assert {name: run.summary[name] for name in summary} == summary
-    assert plain(run.steps).equals(steps)
-    assert plain(run.trajectories).equals(trajectories)
-    assert summary["engine_failures"] == 2
-    entries = list(run.entries())
-    assert all_of(kept(entries, chunk=97)) == all_of(of_table(run.journal))
-    # Cut by trajectory, as large runs are.
-    monkeypatch.setattr(metrics, "BLOCK_DISPATCHES", 50)
-    whole = all_of(of_table(run.journal), tpot)
-    assert whole == (summary, steps, trajectories)
-    assert all_of(kept(entries), tpot) == whole
-
-
-def test_the_runs_have_what_could_differ(trace: Path, tmp_path: Path):
-    """The runs that are compared have preemptions, migrations, predictions and failures."""
-    found = [
-        simulate(config(trace, policy), out=tmp_path).summary
-        for policy in ("heddle-paper", "heddle", "verl+progressive+follow_rank+served")
-    ]
-    for name in ("preemptions_policy", "migrations_ok", "predictions", "dispatches_lost"):
-        assert any(summary[name] for summary in found), name
+    seen: set[str] = set()
+    for policy in ("heddle-paper", "heddle", "verl+progressive+follow_rank+served"):
+        setup = prepare(config(trace, policy))
+        run = load_run(simulate(setup, out=tmp_path).path)
+        tpot = setup.profiles.solo_tpot()
+        summary, steps, trajectories = all_of(of_table(run.journal), tpot)
+        notes = run.summary.keys() - summary.keys()
+        assert notes == {*setup.workload.notes, "gpu_hours", "dollars"}
+        assert {name: run.summary[name] for name in summary} == summary
+        assert plain(run.steps).equals(steps)
+        assert plain(run.trajectories).equals(trajectories)
+        assert summary["engine_failures"] == 2
+        # Cut by trajectory, as large runs are.
+        with monkeypatch.context() as changed:
+            changed.setattr(metrics, "BLOCK_DISPATCHES", 50)
+            assert all_of(of_table(run.journal), tpot) == (summary, steps, trajectories)
+            assert all_of(read(list(run.entries()), chunk=97), tpot)[0] == summary
+        seen |= {name for name, value in summary.items() if value}
+    assert seen >= {"preemptions_policy", "migrations_ok", "predictions", "dispatches_lost"}
 
 
 def test_a_step_of_the_smallest_block_may_be_larger_than_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    whole = all_of(kept(story()))
+    whole = all_of(read(story()))
     for dispatches in (1, 2, 3):
         monkeypatch.setattr(metrics, "BLOCK_DISPATCHES", dispatches)
-        assert all_of(kept(story())) == whole
+        assert all_of(read(story())) == whole
 
 
 def test_saved_tokens_of_a_failure_are_found_in_every_block(monkeypatch: pytest.MonkeyPatch):
@@ -128,30 +115,20 @@ def test_saved_tokens_of_a_failure_are_found_in_every_block(monkeypatch: pytest.
         *(entry(finished(name, 6.0)) for name in names),
     ]
     monkeypatch.setattr(metrics, "BLOCK_DISPATCHES", 3)
-    summary, steps, _ = all_of(kept(entries))
+    summary, steps, _ = all_of(read(entries))
     assert summary["dispatches_lost"] == 6
     assert steps.column("output_tokens").to_pylist() == [10, 11, 12, 13, 14, 15]
 
 
-def test_a_journal_that_does_not_add_up_is_refused_from_either():
+def test_a_journal_that_does_not_add_up_is_refused():
     for entries in (story()[:-1], [*story(), entry(finished("b", 12.0))]):
-        with pytest.raises(MetricsError) as of_file:
-            measure(of_table(pa.Table.from_batches(_batches(entries))))
-        with pytest.raises(MetricsError) as of_writer:
-            measure(kept(entries))
-        assert str(of_file.value) == str(of_writer.value)
+        with pytest.raises(MetricsError, match="does not add up"):
+            measure(read(entries))
 
 
-def _batches(entries: Sequence[Entry]) -> list[pa.RecordBatch]:
-    journal = JournalBuffer(keep={})
-    for each in entries:
-        journal.record(each.event, each.commands)
-    return [journal.take()]
-
-
-def test_a_column_that_was_not_kept_is_no_zeros():
-    rows = kept(story()).of("StepFinished")
-    with pytest.raises(AssertionError, match="engine of StepFinished was not kept"):
+def test_a_column_that_was_not_read_is_no_zeros():
+    rows = read(story()).of("StepFinished")
+    with pytest.raises(AssertionError, match="engine of StepFinished was not read"):
         rows.codes("engine")
     assert rows.codes("tool").tolist() == [-1] * len(rows)
 
@@ -176,7 +153,7 @@ def test_a_run_that_is_killed_in_its_middle_is_readable_up_to_its_last_chunk(
     (tmp_path / "slow.py").write_text(
         "import sys, time\n"
         "from heddle.runs import directory as runs\n"
-        "from tests.app.test_journal_kept import config, simulate, Path\n"
+        "from tests.app.test_journal_read import config, simulate, Path\n"
         "runs.CHUNK_ENTRIES = 100\n"
         "flush = runs.RunDirectory.flush\n"
         "runs.RunDirectory.flush = lambda run: (flush(run), time.sleep(0.02))\n"
@@ -211,5 +188,5 @@ def test_arrivals_decide_the_order_of_trajectories():
     names = ["b", "a", "c"]
     entries = [entry(arrived(name, at=float(i))) for i, name in enumerate(names)]
     assert all(isinstance(each.event, TrajectoryArrived) for each in entries)
-    assert kept(entries).trajectories == names
-    assert of_table(pa.Table.from_batches(_batches(entries))).trajectories == names
+    assert read(entries).trajectories == names
+    assert of_table(table(entries)).trajectories == names

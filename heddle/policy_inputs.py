@@ -95,7 +95,7 @@ def extras(
     policy: str, scripts: Sequence[TrajectoryScript], seed: int
 ) -> dict[str, Part[Predictor]]:
     """Predictors whose names hold a number, and oracles, by the names that a policy uses."""
-    return oracles(policy, scripts, seed) | quantiles(policy)
+    return oracles(policy, scripts, seed) | quantile_predictors(policy)
 
 
 def oracles(
@@ -171,8 +171,8 @@ def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[s
     return model.plain()
 
 
-def quantiles(policy: str) -> dict[str, Part[Predictor]]:
-    """Learned predictors by another quantile than the median, by the names that a policy has."""
+def quantile_predictors(policy: str) -> dict[str, Part[Predictor]]:
+    """Parts for each ``learned:QUANTILE`` in the name of a policy."""
     found = {}
     for part in policy.split("+")[1:]:
         name, colon, quantile = part.partition(":")

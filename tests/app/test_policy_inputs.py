@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from heddle.knowledge import sees_the_future
 from heddle.policies.plugins import load_policy
+from heddle.policy_inputs import sees_the_future
 from heddle.runs import load_run
 from heddle_core.ids import EngineShape
 from heddle_core.policy import Policy, PolicyContext
