@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
-from heddle.engines import facts_of, open_vllm, vocabulary_of
+from heddle.engines import facts_of, open_vllm
 from heddle.executor import Worker
 from heddle.ray.engines import RayEngines
 from heddle.setup import RunSetup
@@ -19,6 +19,7 @@ from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import TokenSource
 from heddle_rollout.services import ChargedSolver, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
+from heddle_runtime.vllm.checks import read_model
 from heddle_sim.engine_client import SimLauncher
 
 
@@ -125,6 +126,7 @@ async def _url_stage(config: RunConfig, started: RayEngines) -> Stage:
 
 
 def _stage(config: RunConfig, clock: RunClock, launcher: Launcher, **facts: Any) -> Stage:
-    tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
+    model = read_model(config.runtime.model_dir, weights=False)
+    tokens = TokenSource(model.vocabulary, seed=config.seed)
     scale = config.runtime.time_scale
     return Stage(clock, launcher, ProcessSolver(), tokens, scale, 0.0, **facts)

@@ -34,7 +34,7 @@ def faults_of(profile: "Profile") -> Iterator[str]:
         if size > LARGEST:
             yield f"{name} must be at most {LARGEST:g}"
     for section in ("host", "transfer", "belief_transfer", "host_versions", "costs"):
-        for name, value in _numbers(section, getattr(profile, section)):
+        for name, value in numbers(section, getattr(profile, section)):
             if name.endswith("bytes_per_s"):
                 if not (math.isfinite(value) and value > 0):
                     yield f"{name} must be a positive finite number, not {value}"
@@ -68,13 +68,13 @@ def _sizes(profile: "Profile") -> Iterator[tuple[str, int, int]]:
             yield f"{where}.belief.filling.knee", filling.knee, 1
 
 
-def _numbers(where: str, value: object) -> Iterator[tuple[str, float]]:
+def numbers(where: str, value: object) -> Iterator[tuple[str, float]]:
     """Every number of a section, by its place."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, dict):
         for name, inner in value.items():
-            yield from _numbers(f"{where}.{name}", inner)
+            yield from numbers(f"{where}.{name}", inner)
     elif isinstance(value, int | float):
         yield where, value
 
