@@ -26,8 +26,8 @@ from heddle_trace.files import read_trace
 from heddle_trace.history import history_of
 from heddle_trace.oracle import NoisyOracle, Oracle, PaperQuality
 from heddle_trace.prior_files import known_priors, read_prior
-from heddle_trace.records import Records
 from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.table import Records
 
 NONE, PRIOR = "none", "prior"
 

@@ -33,7 +33,7 @@ from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""

@@ -10,8 +10,9 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import StepRequest, StepResult
+from heddle_trace.columns import OK
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import OK, ScriptSteps
+from heddle_trace.step_table import ScriptSteps
 
 
 class TokenSource:

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
-
-from simpy.core import EmptySchedule
 
 from heddle_core.commands import (
     AccumulateGradients,
@@ -19,7 +18,7 @@ from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.hybrid import HYBRID
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.driver import Driver, StuckError
+from heddle_rollout.driver import Driver
 from heddle_rollout.loop_driver import (
     LoopCore,
     LoopDriver,
@@ -31,10 +30,9 @@ from heddle_rollout.loop_driver import (
     OnUpdated,
 )
 from heddle_rollout.scripted_agent import ScriptedAgent
-from heddle_rollout.services import ChargedSolver, CoreEstimates
-from heddle_sim.clock import SimEnvironment
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
+from heddle_sim.rollout import World
 from heddle_sim.services import ServiceConfig, ServicePool
 from heddle_trace.schema import TrajectoryScript
 
@@ -225,7 +223,7 @@ class SimulatedServices:
         then(command)
 
 
-class LoopSimulation:
+class LoopSimulation(World):
     """An RL loop in simulated time, on a simulated cluster."""
 
     def __init__(
@@ -237,32 +235,14 @@ class LoopSimulation:
         on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
         launcher: Callable[..., SimLauncher] = SimLauncher,
     ) -> None:
-        """`on_tokens_lost` is called with the tokens of a step whose trajectory was cancelled.
-
-        `launcher` makes what starts the engines: another one may disturb them.
-        """
+        """`on_tokens_lost` is called with the tokens of a step whose trajectory was cancelled."""
+        super().__init__(config, partial(launcher, loaded=HYBRID))
         self._core = core
-        self._stop: list[object] = []
-        self._errors: list[BaseException] = []
-        self.env = SimEnvironment()
-        self.clock = clock = self.env.calendar
-        self.launcher = launcher(config, clock, loaded=HYBRID)
-        self.services = SimulatedServices(self.launcher, world, clock)
-        self._loop = LoopDriver(
-            core, clock, self.services.services, on_over=lambda: self._stop.append(None)
-        )
-        self.driver = Driver(
+        self.services = SimulatedServices(self.launcher, world, self.clock)
+        self._loop = LoopDriver(core, self.clock, self.services.services, on_over=self.stop)
+        self.driver = self.driver_of(
             self,
-            self.launcher,
-            clock,
-            predictions=CoreEstimates(clock, config.prediction_s),
-            solver=ChargedSolver(clock, config.planning_s),
-            tool_capacity=config.tool_capacity,
-            tool_pools=config.tool_pools(clock),
-            report_interval_s=config.report_interval_s,
-            report_delay_s=config.report_delay_s,
             on_idle=self._loop.end_if_over,
-            on_error=self._failed,
             on_tokens_lost=on_tokens_lost,
             handlers=self._loop.handlers,
         )
@@ -290,20 +270,7 @@ class LoopSimulation:
         """
         self._loop.start()
         self.launcher.schedule_faults()
-        try:
-            while not self._core.over and not self._errors:
-                self._stop.clear()
-                self.env.run_until(self._stop)
-        except EmptySchedule:
-            raise StuckError(
-                f"nothing is left to happen at {self.clock.now_s:.1f} s, and the loop is not over"
-            ) from None
-        if self._errors:
-            raise self._errors[0]
-
-    def _failed(self, error: BaseException) -> None:
-        self._errors.append(error)
-        self._stop.append(error)
+        self.run_while(lambda: not self._core.over, lambda: "the loop is not over")
 
 
 def _tokens(agents: Sequence[Agent]) -> list[int]:

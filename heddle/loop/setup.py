@@ -26,7 +26,7 @@ from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 LEAST_MEASURED = 2
 """Steps that times are means of, at least."""

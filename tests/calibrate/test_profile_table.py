@@ -15,8 +15,7 @@ from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.model_config import known_config, model_shape
 from heddle_calibrate.roofline.pairs import least_pair_s, least_pairs_s, with_kv_of
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import known_profiles, load_profile
-from heddle_sim.profile_layouts import read_layout
+from heddle_sim.profile_files import known_profiles, load_profile, read_layout
 
 ROOT = Path(__file__).resolve().parents[2]
 

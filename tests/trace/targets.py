@@ -14,9 +14,9 @@ import numpy.typing as npt
 from heddle_trace.columns import NONE, Ints, sums
 from heddle_trace.complete import USER
 from heddle_trace.errors import TraceError
-from heddle_trace.records import Records, numbers
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.stats import group_stats, output_totals, spread
+from heddle_trace.table import Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def measured(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float | None
     totals = output_totals(records)
     complete = np.flatnonzero(~np.isnan(totals))
     known, totals = records.take(complete), totals[complete]
-    output, count = spread(totals), records.stop - records.start
+    output, count = spread(totals), records.counts
     tool, waits, ok = (records.step(name) for name in ("tool", "tool_s", "tool_ok"))
     called = tool.values >= 0
     people = tool.values == (tool.words.index(USER) if USER in tool.words else NONE)
@@ -144,7 +144,7 @@ def measured(trajectories: Sequence[TrajectoryRecord]) -> dict[str, float | None
         "output_max_over_median": _ratio(output.max, output.p50),
         "output_p99_over_median": _ratio(output.p99, output.p50),
         "steps_mean": spread(count).mean,
-        "steps_output_correlation": _correlation((known.stop - known.start).astype(float), totals),
+        "steps_output_correlation": _correlation(known.counts.astype(float), totals),
         "first_output_correlation": _correlation(
             _output(known, 0, 1, at_least=0).astype(float), totals
         ),
@@ -167,12 +167,11 @@ def signals(
     or below 0 where groups do not matter). Of the trajectories that go on; None below 30 of them.
     """
     records = Records.of(trajectories)
-    going = records.take(records.stop - records.start > steps)
+    going = records.take(records.counts > steps)
     if len(going) < 30:
         return None, None
-    count = going.stop - going.start
-    first = np.cumsum(count) - count
-    payload = numbers(going.step("tool_tokens"))[first]
+    first = going.first
+    payload = going.step("tool_tokens").ints[first]
     failed = going.step("tool_ok").values == 0
     rest = np.log(_output(going, steps, None))
     shown = np.column_stack(
@@ -195,9 +194,8 @@ def signals(
 
 def _output(records: Records, begin: int, end: int | None, at_least: int = 1) -> Ints:
     """Tokens of some steps of each trajectory, those recorded."""
-    made = np.maximum(numbers(records.step("output_tokens")), 0)
-    count = records.stop - records.start
-    first = np.cumsum(count) - count
+    made = np.maximum(records.step("output_tokens").ints, 0)
+    count, first = records.counts, records.first
     last = first + (count if end is None else np.minimum(count, end))
     return np.maximum(sums(made, first + begin, last), at_least)
 
