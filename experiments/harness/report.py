@@ -10,7 +10,6 @@ from experiments.harness.experiment import (
     Place,
     experiments,
 )
-from experiments.harness.store import ROOT
 from experiments.harness.verdicts import Judged
 
 HEAD = """\
@@ -120,7 +119,7 @@ def _row(judged: Judged) -> str:
 def page(place: Place = COMMITTED) -> tuple[Path, str]:
     """The page of results in `place`, of every experiment as it was measured last."""
     outcomes = [experiment.outcome() for experiment in experiments(place)]
-    path = ROOT / "docs" / "results.md" if place.committed else place.numbers / "results.md"
+    path = place.numbers / "results.md"
     figures = os.path.relpath(place.figures, path.parent)
     return path, results_page(outcomes, figures=figures)
 

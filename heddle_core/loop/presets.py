@@ -1,6 +1,6 @@
 """Named regimes, with the parameters of the systems that they come from.
 
-A regime is one class below and one line in `REGIMES`. `docs/regimes.md` states what of each system
+A regime is one class below and one line in `REGIMES`. `docs/loop.md` states what of each system
 is modelled and what is not.
 """
 
