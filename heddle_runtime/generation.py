@@ -50,8 +50,8 @@ class StepAttempts(msgspec.Struct, kw_only=True):
     """URLs of engines that answered the step with a fault of their own."""
     cuts: int = 0
     """Calls of engines that broke off."""
-    moved_from: str = ""
-    """URL of the engine that the step left because it brought nothing there; "": none."""
+    moved_from: list[str] = []
+    """URLs of engines that the step left because it brought nothing there."""
     connected: bool = True
     """Whether the latest engine could be connected, so that the step may be why it died."""
 

@@ -29,6 +29,7 @@ from campaigns.faults.mock_faults import (
     COUNTERS_ONLY,
     HARMLESS,
     KINDS,
+    SILENT_STREAMS,
     SLOW_FACTOR,
     STEP_FAULTS,
     Fault,
@@ -38,6 +39,8 @@ from heddle_core.events import EngineFailed
 
 LATE_S: Final = 10.0
 """What a gateway may add to the time of a request, whatever engines do, while one is well."""
+NOTICED_S: Final = 10.0
+"""What each further engine at which its stream was silent may add: 5 s of silence say nothing."""
 BACK_S: Final = 5.0
 """An engine has steps again so long after the end of its fault."""
 UNEVEN_S: Final = 10.0
@@ -175,9 +178,11 @@ class _Run:
         for sent in self.sent:
             self.refusals += sent.refusal is not None
             took_s = sent.ended_s - sent.begun_s
+            hit = self._hits(sent)
+            silent = {engine for engine, kind in hit if kind in SILENT_STREAMS}
+            sent.limit_s += NOTICED_S * max(len(silent) - 1, 0)
             where = f"{sent.kind}, {len(sent.ids)} + {len(sent.made)} tokens, begun at "
             where += f"{sent.begun_s:.2f} s, {took_s:.2f} s of {sent.limit_s:.2f}"
-            hit = self._hits(sent)
             where += f", hit by {hit}" if hit else ""
             failed = {engine for engine, kind in hit if kind in STEP_FAULTS}
             if len(failed) > 2:

@@ -21,10 +21,12 @@ ANSWERS: Final = (
     *("no object 500", "reset before headers"),
 )
 """Instead of the answer of a generation."""
+SILENT_STREAMS: Final = ("stall first", "stall middle", "drip", "comments")
+"""Of one stream, that brings nothing or next to nothing while its engine computes."""
 STREAMS: Final = (
     *("event 500 first", "event 500 middle", "malformed line", "truncated event", "wrong types"),
     *("wrong ids", "chunk twice", "no finish", "after finish", "reset middle", "reset end"),
-    *("stall first", "stall middle", "drip", "comments"),
+    *SILENT_STREAMS,
 )
 """Within the stream of a generation."""
 ENGINES: Final = ("refuse", "die", "silent", "ill", "metrics 500", "metrics html")

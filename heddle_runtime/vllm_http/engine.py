@@ -57,6 +57,8 @@ FAULT_WAIT_S = 5.0
 """How long a step that failed at an endpoint waits for another one."""
 MOST_FAULTS = 2
 """Endpoints at which a step may fail."""
+MOST_MOVES = 2
+"""Endpoints that a step leaves because it brings nothing there."""
 MOST_CUTS = 20
 """Calls of a step that may break off."""
 
@@ -342,23 +344,28 @@ class HttpEngine:
             silent = [step.request.prompt_tokens for step in self._here if not step.brought_s]
             expected_s = sum(self._prefill_s(self._spec, tokens) for tokens in silent)
             if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):
+                for step in self._here:
+                    step.attempts.moved_from.append(self._endpoint.url)
                 self.fail(f"{self._endpoint.url}: {why}")
                 return
             for step in list(self._here):
                 if self._late(step, now_s):
-                    step.attempts.moved_from = self._endpoint.url
+                    step.attempts.moved_from.append(self._endpoint.url)
                     self._cut(step, f"{step.trajectory} brought nothing while others went on")
 
     def _late(self, step: HttpStep, now_s: float) -> bool:
         """Whether a step brings nothing although its engine computes, and may go elsewhere.
 
-        A step is moved once. Before its first token it may be in a queue, or prefill.
+        Before its first token it may be in a queue, or prefill.
         """
         silence_s = self._settings.silence_s
         since_s = now_s - (step.brought_s or step.posted_s)
-        if since_s < silence_s or step.attempts.moved_from or step.aborted:
+        if since_s < silence_s or len(step.attempts.moved_from) >= MOST_MOVES or step.aborted:
             return False
-        if not self._life.moves(now_s) or not self._elsewhere(step):
+        fresh = [
+            e for e in self._elsewhere(step) if e._endpoint.url not in step.attempts.moved_from
+        ]
+        if not self._life.moves(now_s) or not fresh:
             return False
         waits = self._sample.waiting > 0
         if step.brought_s:
@@ -464,7 +471,7 @@ class HttpEngine:
         began_s = self._loop.time()
         until_s = began_s + self._settings.place_limit_s
         other_until_s = began_s + (FAULT_WAIT_S if isinstance(last, _StepFaultError) else 1e9)
-        avoided = {*step.attempts.failed_at, step.attempts.moved_from}
+        avoided = {*step.attempts.failed_at, *step.attempts.moved_from}
         while True:
             if self.takes_steps and self._endpoint.url not in avoided:
                 return self

@@ -1,8 +1,8 @@
 """Whether an engine works is judged by what it brings and counts, and not by one silent stream."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
 from heddle_runtime.generation import Generation
-from heddle_runtime.vllm_http.engine import HttpEngine
+from heddle_runtime.vllm_http.engine import MOST_MOVES, HttpEngine
 from heddle_runtime.vllm_http.life import (
     BAD_HEALTH,
     EXPECTED_SHARE,
@@ -151,7 +151,7 @@ def test_it_moves_while_tokens_or_iterations_come():
 # -- engines --------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def computing(server: FakeVllm, tokens: int) -> AsyncIterator[None]:
     """Count iterations of so many tokens, as an engine that computes what no stream shows."""
 
@@ -189,7 +189,9 @@ def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
     async def main() -> None:
         async with one(QUICK) as (made, server):
             engine = await made.begin()
-            engine.start(request("hung", ids("hung", PROMPT), LONG_OUTPUT))
+            payload = Generation()
+            step = request("hung", ids("hung", PROMPT), LONG_OUTPUT)
+            engine.start(msgspec.structs.replace(step, payload=payload))
             await until(lambda: server.generated > 20)
             server.frozen = True
             reason, salvaged = await made.recorder.take("failed")
@@ -197,6 +199,8 @@ def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
             got = list(salvaged["hung"].output_ids)
             assert got
             assert got == alone(ids("hung", PROMPT), len(got))
+            # The step does not come back to it, should it seem well while the step still runs.
+            assert payload.attempts.moved_from == [server.url]
 
     run(main)
 
@@ -232,7 +236,7 @@ def test_a_step_that_stops_while_its_engine_computes_is_moved_once_with_its_toke
                     whole(made, engine, msgspec.structs.replace(step, payload=payload))
                 )
                 await until(lambda: other.running == 1)
-                assert payload.attempts.moved_from == server.url
+                assert payload.attempts.moved_from == [server.url]
                 await asyncio.sleep(4 * QUICK.silence_s)
                 assert (server.running, other.running) == (0, 1)
                 other.stall_after = None
@@ -241,6 +245,38 @@ def test_a_step_that_stops_while_its_engine_computes_is_moved_once_with_its_toke
             assert (streamed(server), streamed(other)) == (1, 1)
             # It went on with what it had, and was not made anew.
             assert len(other.seen[-1]["token_ids"]) > PROMPT
+            assert made.recorder.reports == []
+
+    run(main)
+
+
+def test_a_step_that_stops_at_one_engine_after_the_other_is_moved_twice():
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            servers = [await made.serve() for _ in range(4)]
+            for server in servers:
+                await made.launcher.add(server.url)
+                server.stall_after = 5
+            engine, *_ = [await made.begin() for _ in servers]
+            payload = Generation(sampling={"temperature": 0.0})
+            step = request("late", ids("late", PROMPT), OUTPUT)
+            async with contextlib.AsyncExitStack() as stack:
+                for server in servers:
+                    await stack.enter_async_context(computing(server, 1))
+                going = asyncio.create_task(
+                    whole(made, engine, msgspec.structs.replace(step, payload=payload))
+                )
+                await until(lambda: len(payload.attempts.moved_from) == MOST_MOVES)
+                await asyncio.sleep(4 * QUICK.silence_s)
+                visited = [server for server in servers if streamed(server)]
+                assert [streamed(server) for server in visited] == [1] * (MOST_MOVES + 1)
+                assert {server.url for server in visited if not server.running} == set(
+                    payload.attempts.moved_from
+                )
+                for server in servers:
+                    server.stall_after = None
+                tokens, broken = await going
+            assert (tokens, broken) == (alone(list(step.prompt_ids)), MOST_MOVES)
             assert made.recorder.reports == []
 
     run(main)
