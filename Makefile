@@ -11,7 +11,7 @@ STAMP := .venv/.installed
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: campaign gate test test-all soak lint types compiled pure wheel bench demo demo-real demo-agents docs experiments notebooks clean vllm-cpu verl clients
+.PHONY: campaign gate test test-all soak lint types compiled pure wheel pure-wheel bench demo demo-real demo-agents docs experiments notebooks clean vllm-cpu verl clients
 
 gate: lint test
 
@@ -88,8 +88,11 @@ compiled: $(STAMP)
 pure: $(STAMP)
 	$(BIN)/python -c 'from heddle_compiled.build import remove; remove()'
 
-# With the compiled modules, for this platform and this Python.
+# With the compiled modules, for this platform and this Python; `pure-wheel` is for all.
+# cibuildwheel, configured in pyproject.toml, makes the former on machines of each system.
 wheel: compiled
+pure-wheel: pure
+wheel pure-wheel:
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 types: $(STAMP)

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -89,3 +90,14 @@ def test_a_variable_switches_it_off(build: Path, monkeypatch: pytest.MonkeyPatch
     build.write_text(json.dumps(record()))
     monkeypatch.setenv("HEDDLE_PURE", "1")
     assert heddle_compiled.why_not() == "HEDDLE_PURE is 1"
+
+
+def test_compiled_wheels_are_configured_for_each_python_and_system() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheels = settings["tool"]["cibuildwheel"]
+    assert settings["project"]["requires-python"] == ">=3.11"
+    assert wheels["build"] == ["cp311-*", "cp312-*", "cp313-*"]
+    assert wheels["linux"]["archs"] == ["x86_64", "aarch64"]
+    assert wheels["macos"]["archs"] == ["x86_64", "arm64"]
+    # What builds them is what builds the extensions here.
+    assert wheels["before-build"][-1] == "python -m heddle_compiled.build"
