@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -78,6 +80,25 @@ def test_the_late_predictions_are_those_of_tools_that_are_faster():
 def test_every_configuration_in_the_pages_loads(path: Path):
     for block in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
         resolve([ConfigSource(path.name, tomllib.loads(block))])
+
+
+def keys(config: type, prefix: str = "") -> set[str]:
+    """Names of all keys of a configuration, with the tables that they are in."""
+    found = set()
+    for name, kind in get_type_hints(config).items():
+        found.add(prefix + name)
+        for each in (kind, *get_args(kind)):
+            if is_dataclass(each):
+                found |= keys(each, f"{prefix}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.stem)
+def test_every_key_that_a_page_names_is_a_key(path: Path):
+    text = path.read_text()
+    tables = "cluster|loop|serve|runtime|policy|missing"
+    named = re.findall(rf"(?:`|--set '?|--sweep )((?:{tables})\.\w+)", text)
+    assert {name for name in named if not name.endswith("_")} - {"cluster.pools"} <= keys(RunConfig)
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():
