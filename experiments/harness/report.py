@@ -1,4 +1,9 @@
-"""The page of results: claims of sources beside our measurements."""
+"""The page of results: claims of sources beside our measurements.
+
+    python -m experiments.harness.report
+
+writes experiments/results.md from the committed numbers.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -129,3 +134,8 @@ def write(page: str, path: Path) -> None:
     part = path.with_suffix(".part")
     part.write_text(page, encoding="utf-8")
     part.replace(path)
+
+
+if __name__ == "__main__":
+    committed, text = page()
+    write(text, committed)
