@@ -319,7 +319,7 @@ class Ledger:
             del self.ended[t.id]
 
     def check(self) -> None:
-        """Assert the invariants that a state alone can show (docs/invariants.md 1, 3, 8, 9)."""
+        """Assert the invariants that a state alone can show (docs/architecture.md 1, 3, 8, 9)."""
         sessions: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         queued: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         running: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)

@@ -1,8 +1,8 @@
 """Named policies.
 
-A preset is one function below and one line in `PRESETS`. Its page under ``docs/policies/`` states
-what of the original is modelled. `heddle.policies.plugins` finds policies and parts of other
-packages.
+A preset is one function below and one line in `PRESETS`. Its paragraph in ``docs/policies.md``
+states what of the original is modelled. `heddle.policies.plugins` finds policies and parts of
+other packages.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Converts records to scripts: fills every gap by a stated rule, and counts it.
 
 It also rebuilds the context of a trajectory: the prompt of each generation, and the part of it that
-repeats the previous context. docs/trace-format.md states the rules in full.
+repeats the previous context. docs/traces.md states the rules in full.
 """
 
 from collections.abc import Mapping, Sequence

@@ -97,7 +97,7 @@ class TraceStats:
 
 
 def describe(trace: Trace) -> TraceStats:
-    """The statistics of a trace, defined as in docs/trace-format.md."""
+    """The statistics of a trace, defined as in docs/traces.md."""
     records = Records.of(trace.records)
     tool = records.step("tool")
     waits, added, ok = (records.step(name) for name in ("tool_s", "tool_tokens", "tool_ok"))

@@ -1,7 +1,7 @@
 """Named regimes, with the parameters of the systems that they come from.
 
 A regime is one function below and one line in `REGIMES`; its keyword arguments are its parameters.
-`docs/regimes.md` states what of each system is modelled and what is not.
+`docs/loop.md` states what of each system is modelled and what is not.
 """
 
 import math

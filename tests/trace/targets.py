@@ -1,7 +1,7 @@
 """Target statistics of the synthetic workloads; recorded traces are measured alike.
 
 The ranges hold for a rollout of 6,400 trajectories in groups of 16, whatever the seed. Each names
-its source; a range is wide enough for what a seed moves. docs/workloads.md shows both sides.
+its source; a range is wide enough for what a seed moves. docs/traces.md shows both sides.
 """
 
 from collections.abc import Mapping, Sequence
