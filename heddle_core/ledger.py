@@ -62,7 +62,6 @@ class Ledger:
         return found
 
     def trajectory(self, trajectory: TrajectoryId) -> Trajectory:
-        """Return one trajectory."""
         found = self.trajectories.get(trajectory)
         if found is None:
             raise LedgerError(f"trajectory {trajectory!r} never arrived, or has finished")

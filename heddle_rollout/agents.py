@@ -52,11 +52,11 @@ class Agent(Protocol):
     """One trajectory with its context, which the driver never reads."""
 
     @property
-    def id(self) -> TrajectoryId: ...  # noqa: D102
+    def id(self) -> TrajectoryId: ...
     @property
-    def group(self) -> GroupId: ...  # noqa: D102
+    def group(self) -> GroupId: ...
     @property
-    def task(self) -> str: ...  # noqa: D102
+    def task(self) -> str: ...
     @property
     def arrival_s(self) -> float:
         """Seconds after its rollout was opened; one that is admitted later arrives at once."""

@@ -98,7 +98,6 @@ class Gap:
         return self.missing - self.derived - self.typical - self.constant
 
     def counts(self) -> FieldFill:
-        """What was counted."""
         return FieldFill(
             missing=self.missing,
             derived=self.derived,

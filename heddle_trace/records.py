@@ -235,7 +235,6 @@ class RecordsBuilder:
         self._steps = {name: _Parts(kind) for name, kind in _STEP.items()}
 
     def add(self, record: TrajectoryRecord) -> None:
-        """Add a record."""
         self.ids.append(record.trajectory_id)
         self._waiting.append(record)
         if len(self._waiting) == _BLOCK:
@@ -276,7 +275,6 @@ class _Parts:
         self._known = False
 
     def add(self, values: Sequence[Any]) -> None:
-        """Add a part."""
         nothing = values.count(None)
         if nothing == len(values):
             self._parts.append(_nothing(self._kind, nothing).values)

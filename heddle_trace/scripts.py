@@ -78,11 +78,9 @@ class StepTable:
         return StepTable.made(made, tools.listed())
 
     def row(self, number: int) -> Row:
-        """One row."""
         return self._read(self._bytes, number * self._size)
 
     def step(self, number: int) -> StepScript:
-        """One step."""
         prompt, shared, output, added, tool, ok, tool_s = self.row(number)
         return StepScript(prompt, shared, output, self.tools[tool], tool_s, OK[ok], added)
 

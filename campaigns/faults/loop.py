@@ -68,7 +68,6 @@ class LoopCase(msgspec.Struct, frozen=True, kw_only=True, tag="loop"):
 
 
 def draw(rng: Random) -> LoopCase:
-    """Draw a case."""
     name = rng.choice(list(REGIMES))
     batches = rng.choice((1, 2, 4))
     return LoopCase(
@@ -136,16 +135,13 @@ class JudgedLoop:
 
     @property
     def deadline_s(self) -> float | None:
-        """See `LoopCore`."""
         return self.core.deadline_s
 
     @property
     def over(self) -> bool:
-        """See `LoopCore`."""
         return self.core.over
 
     def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
-        """See `LoopCore`."""
         self.events += 1
         if self.events > MOST_EVENTS:
             raise EndlessError(f"{MOST_EVENTS} events, and no end")

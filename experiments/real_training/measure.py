@@ -18,8 +18,6 @@ from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """One RL step."""
-
     step: int
     """From 1."""
     ended_s: float

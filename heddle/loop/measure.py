@@ -47,8 +47,6 @@ class TrainedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """One RL step."""
-
     clock: StepTime
     trajectories: int
     tokens: int
@@ -136,7 +134,6 @@ class LoopFigures:
 
     @property
     def mean_step_s(self) -> float:
-        """Mean of a step."""
         return fmean(self.step_s)
 
     @property

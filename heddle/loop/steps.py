@@ -39,7 +39,6 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
         return self.end_s - self.begin_s
 
     @property

@@ -115,13 +115,11 @@ class WaitLendingRule:
         return min(max(round(self.ratio * period), self._groups), period)
 
     def waited(self, seconds: float, groups: int) -> None:
-        """See `HybridRule`."""
         self._wait_s += seconds
         self._waited_groups += groups
         self._step_wait_s += seconds
 
     def switched(self, role: Literal["rollout", "training"], seconds: float) -> None:
-        """See `HybridRule`."""
         (self._to_rollout if role == "rollout" else self._to_training).append(seconds)
 
     def lends(self, step: StepEnd) -> bool:

@@ -349,7 +349,6 @@ class Channel(Generic[In]):
         return messages
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 

@@ -105,7 +105,6 @@ class VllmEngine:
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine's specification."""
         return self._spec
 
     @property

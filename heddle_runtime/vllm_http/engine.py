@@ -132,7 +132,6 @@ class HttpEngine:
 
     @property
     def spec(self) -> EngineSpec:
-        """The engine's specification."""
         return self._spec
 
     @property

@@ -12,5 +12,4 @@ class PromptOnly:
     keeps_kv = False
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Return 0."""
         return 0

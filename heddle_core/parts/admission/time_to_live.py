@@ -63,7 +63,6 @@ class TimeToLive:
         self._steps = _Correlation()
 
     def reserve_tokens(self, t: TrajectoryView, remaining_tokens: float) -> int:
-        """Return 0."""
         return 0
 
     def keep_kv_s(self, t: TrajectoryView, tool: str, view: View) -> float:

@@ -24,7 +24,6 @@ class SortedNumbers:
         return sum(self._sizes)
 
     def add(self, value: float) -> None:
-        """Add a number."""
         k = bisect_left(self._largest, value, 0, len(self._parts) - 1)
         part = self._parts[k]
         insort(part, value)

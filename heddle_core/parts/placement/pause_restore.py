@@ -94,7 +94,6 @@ class PauseRestore(OneByOne):
         return [(t.id, engine) for t, engine in restored if t.id in backlog]
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget it."""
         self._paused.pop(t.id, None)
         self._restored.pop(t.id, None)
 

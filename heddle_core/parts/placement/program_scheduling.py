@@ -137,7 +137,6 @@ class ProgramScheduling(OneByOne):
         ]
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget it."""
         member = self._members.pop(t.id, None)
         if member is None or member.engine not in self._spaces:
             return

@@ -22,5 +22,4 @@ class NoPrediction:
         """Ignore it."""
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return 0."""
         return 0.0

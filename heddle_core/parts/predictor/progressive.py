@@ -140,17 +140,14 @@ class ProgressivePredictor:
         return TrajectoryProgress(task, group)
 
     def learn_step(self, known: TrajectoryProgress, t: TrajectoryView, event: StepFinished) -> None:
-        """See `observe_step`."""
         if event.step > 0:
             known.task.lengths.add(known.lengths, known.group.lengths, event.output_tokens)
         self._expose(known, t)
 
     def learn_tool(self, known: TrajectoryProgress, event: ToolReturned) -> None:
-        """See `observe_tool`."""
         known.call_failed = event.ok is False
 
     def learn_end(self, known: TrajectoryProgress, t: TrajectoryView) -> None:
-        """See `observe_finish`."""
         if t.output_tokens > 0:
             self._expose(known, t)
             known.group.exposure += (1.0 - self._running_weight) * known.exposure
@@ -158,7 +155,6 @@ class ProgressivePredictor:
             known.group.ended += 1
 
     def rest_of(self, known: TrajectoryProgress, t: TrajectoryView) -> float:
-        """See `remaining_tokens`."""
         task, group = known.task, known.group
         weight, group_shape = self._typical_weight, self._group_shape
         per_ending = (weight + task.exposure) / (weight + task.ended)

@@ -21,15 +21,12 @@ class Served:
         self.awaited = awaited
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Pass it on."""
         self.inner.observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Pass it on."""
         self.inner.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Pass it on."""
         self.inner.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:

@@ -15,5 +15,4 @@ class Fcfs:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return a constant."""
         return 0.0

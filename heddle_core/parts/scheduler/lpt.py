@@ -13,5 +13,4 @@ class LongestFirst:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return the remaining tokens."""
         return remaining_tokens

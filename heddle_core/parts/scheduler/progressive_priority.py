@@ -16,5 +16,4 @@ class ProgressivePriority:
     preemptive = True
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return the remaining tokens."""
         return remaining_tokens
