@@ -42,15 +42,12 @@ class Timed:
         self.questions = self.observations = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_finish(t))
 
     def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:

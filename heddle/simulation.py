@@ -42,8 +42,6 @@ COLLECT_EVERY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run."""
-
     policy: str
     seed: int
     path: Path

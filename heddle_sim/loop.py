@@ -109,7 +109,6 @@ class SimulatedServices:
     # -- environments, rewards, training ----------------------------------------------------------
 
     def start(self, command: StartTrajectory, then: OnStarted) -> None:
-        """See `Environments`."""
         if self.alive is None:
             self._start(command, then)
         else:
@@ -140,7 +139,6 @@ class SimulatedServices:
             self.alive.release(trajectory)
 
     def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
-        """See `Rewards`."""
         script = self._world.script(start.group, start.sample)
         reward = script.reward or 0.0
 
@@ -152,21 +150,18 @@ class SimulatedServices:
     def accumulate(
         self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
     ) -> None:
-        """See `Accumulation`."""
         accumulate_s = self._world.accumulate_s
         assert accumulate_s is not None, "this world has no time of gradients by part"
         seconds = accumulate_s(_tokens(agents), self._hybrid_trains)
         self._clock.call_after(seconds, then, command.batch)
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
-        """See `Trainer`."""
         seconds = self._world.train_s(_tokens(agents), self._hybrid_trains)
         self._clock.call_after(seconds, then, command.batch)
 
     # -- GPUs and weights -------------------------------------------------------------------------
 
     def assign(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
-        """See `GpuSwitch`."""
         to_training = command.role == "training"
         seconds = self._world.to_training_s if to_training else self._world.to_rollout_s
         ok = True
@@ -200,7 +195,6 @@ class SimulatedServices:
             engine.pause()
 
     def update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
-        """See `WeightUpdates`."""
         delay_s = self._world.update_s - self._world.pause_s
         self._clock.call_after(delay_s, self._pause_for_update, command, driver, then)
 

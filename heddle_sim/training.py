@@ -88,7 +88,6 @@ class TrainingTime:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.train_s + self.logprob_s + self.fixed_s
 
 

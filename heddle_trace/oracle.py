@@ -147,7 +147,6 @@ class PaperQuality:
         """Ignore it."""
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Forget it."""
         self._observed.pop(t.id, None)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:

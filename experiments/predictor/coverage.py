@@ -117,7 +117,6 @@ class Shadows:
         """Trajectories."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Show it to all."""
         self._acting.observe_step(t, event)
         self._posterior.observe_step(t, event)
         self._observations.observe_step(t, event)
@@ -125,13 +124,11 @@ class Shadows:
             self.question(STEP_END, [t])
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Show it to all."""
         self._acting.observe_tool(t, event)
         self._posterior.observe_tool(t, event)
         self._observations.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Show it to all."""
         self.ended += 1
         self._acting.observe_finish(t)
         self._posterior.observe_finish(t)

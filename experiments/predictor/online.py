@@ -83,11 +83,9 @@ class Asking:
             self.ranks.after[t.step].append((estimate, self._total[index] - t.output_tokens))
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Show it."""
         self._show(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Show it."""
         self._show(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
@@ -189,7 +187,6 @@ def show(name: str, rows: dict[str, list[list[float]]]) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     shared = ["tbench_mini", "tau2_retail", "tau_airline", "hotpotqa_react", "mint"]
     parser.add_argument("names", nargs="*", default=[*WORKLOADS, *shared])

@@ -42,7 +42,6 @@ class TrainingRun:
         report_delay_s: float = 0.0,
         on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
     ) -> None:
-        """See `Driver`."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = LoopDriver(core, clock, services, on_over=self._end)
         self.driver = Driver(
@@ -102,7 +101,6 @@ class TaskEnvironments:
     make: Callable[[TrajectoryId, GroupId], Agent]
 
     def start(self, command: StartTrajectory, then: OnStarted) -> None:
-        """See `Environments`."""
         agent = self.make(command.trajectory, command.group)
         self.clock.call_after(0.0, then, command, agent)
 
@@ -114,7 +112,6 @@ class OwnRewards:
     clock: Clock
 
     def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
-        """See `Rewards`."""
         reward = cast(TrainedAgent, agent).reward
         self.clock.call_after(0.0, then, agent.id, reward)
 
@@ -126,7 +123,6 @@ class WeightPush:
     weights: Callable[[], Path]
 
     def update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
-        """See `WeightUpdates`."""
         if command.mode == "interrupt" and command.engine in driver.engines:
             driver.abort_running(command.engine)
         driver.update_engine(

@@ -119,13 +119,11 @@ class ProcessTrainer:
     def accumulate(
         self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
     ) -> None:
-        """See `Accumulation`."""
         samples = [_sample(agent) for agent in agents]
         self._pending = TrainPart(command.batch, len(self._parts), samples), then
         self._send_pending()
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
-        """See `Trainer`."""
         samples = [_sample(agent) for agent in agents]
         self._pending = TrainBatch(command.batch, samples, len(self._parts)), then
         self._send_pending()

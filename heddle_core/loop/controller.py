@@ -156,7 +156,6 @@ class LoopController:
 
     @property
     def deadline_s(self) -> float | None:
-        """That of the rollouts."""
         return self._rollouts.deadline_s
 
     @property

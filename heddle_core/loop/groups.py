@@ -68,7 +68,6 @@ class Group:
 
     @property
     def id(self) -> GroupId:
-        """That of its prompt."""
         return self.prompt.group
 
     @property
