@@ -141,7 +141,9 @@ class Front:
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise ApiError(403, "requests of other sites are refused", kind="permission_error")
         if request.body_exists and request.content_type != "application/json":
-            raise ApiError(415, f"send JSON as application/json, not as {request.content_type}")
+            # In vLLM's words.
+            text = "Unsupported Media Type: Only 'application/json' is allowed"
+            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
         if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
             raise ApiError(
                 403,

@@ -1,4 +1,4 @@
-"""`heddle` with a `vllm serve` for each engine: python -m experiments.vllm_adapter.with_serve run"""
+"""`heddle run` with a `vllm serve` for each engine."""
 
 import asyncio
 from pathlib import Path

@@ -54,6 +54,8 @@ PREFILL_SHARE = 1.5
 """A prompt is prefilled when its engine has prefilled so many times what was ahead of it."""
 FAULT_WAIT_S = 5.0
 """How long a step that failed at an endpoint waits for another one."""
+SILENCE_WAIT_S = 1.0
+"""How long a step that was silent at an endpoint, which works, waits for another one."""
 MOST_FAULTS = 2
 """Endpoints at which a step may fail."""
 MOST_MOVES = 2
@@ -445,8 +447,9 @@ class HttpEngine(TokenEngine):
         """Wait for an engine at whose endpoint a step may run now, its own first."""
         began_s = self._loop.time()
         until_s = began_s + self._settings.place_limit_s
-        other_until_s = began_s + (FAULT_WAIT_S if isinstance(last, _StepFaultError) else 1e9)
-        avoided = {*step.attempts.failed_at, *step.attempts.moved_from}
+        fault_wait_s = FAULT_WAIT_S if isinstance(last, _StepFaultError) else 1e9
+        failed = set(step.attempts.failed_at)
+        avoided = failed.union(step.attempts.moved_from)
         while True:
             if self.takes_steps and self._endpoint.url not in avoided:
                 return self
@@ -457,8 +460,11 @@ class HttpEngine(TokenEngine):
                     return engine
             # One that has failed at it is better than none, where there is no other at all.
             others = [engine for engine in every if engine._endpoint.url not in avoided]
-            if free and (not others or self._loop.time() > other_until_s):
-                return free[0]
+            waited_s = self._loop.time() - began_s
+            for engine in free:
+                wait_s = fault_wait_s if engine._endpoint.url in failed else SILENCE_WAIT_S
+                if not others or waited_s > wait_s:
+                    return engine
             if self._loop.time() > until_s:
                 if last is not None:
                     raise last

@@ -548,7 +548,10 @@ def test_pages_of_other_sites_cannot_call_it():
     async def main() -> None:
         async with client() as http:
             async with http.http.post(http.bench.url + "/pause", data="{}") as answer:
-                assert answer.status == 415
+                assert answer.status == 400
+                error = (await answer.json())["error"]
+            assert (error["type"], error["code"]) == ("Bad Request", 400)
+            assert error["message"].endswith("Only 'application/json' is allowed")
             assert (await http("POST", "/pause", Sec_Fetch_Site="cross-site"))[0] == 403
             assert not http.bench.gateway.paused
 
