@@ -15,8 +15,8 @@ from heddle_runtime.process.pinned_requests import PinnedRequests
 from heddle_runtime.process.running_steps import split_time
 from heddle_runtime.process.stepped_engine import (
     Activity,
-    CoreOutput,
     Finish,
+    IterationOutput,
     SteppedEngine,
     TopLogprobs,
 )
@@ -253,7 +253,7 @@ class EngineLoop:
 
     # -- iterations -------------------------------------------------------------------------------
 
-    def _process_outputs(self, outputs: Iterable[CoreOutput]) -> None:
+    def _process_outputs(self, outputs: Iterable[IterationOutput]) -> None:
         now_s = 0.0
         for output in outputs:
             job = self._by_request.get(output.request)
@@ -278,7 +278,7 @@ class EngineLoop:
                 job.stop_reason = output.stop_reason
                 self._finished(job, output)
 
-    def _finished(self, job: _Job, output: CoreOutput) -> None:
+    def _finished(self, job: _Job, output: IterationOutput) -> None:
         if isinstance(job.order, wire.Export) and output.kv is not None:
             until_s = time.monotonic() + self._settings.kv_lease_s
             self._exported[job.order.trajectory] = job.request, until_s

@@ -13,7 +13,7 @@ TopLogprobs: TypeAlias = list[tuple[int, float, int]]
 """Token, log-prob and rank of the sampled token, then of the most likely ones."""
 
 
-class CoreOutput(NamedTuple):
+class IterationOutput(NamedTuple):
     """What one iteration did for one request."""
 
     request: str
@@ -67,7 +67,7 @@ class SteppedEngine(Protocol):
     def abort(self, request: str) -> None:
         """Drop a request; its KV stays in the prefix cache."""
 
-    def step(self) -> Iterable[CoreOutput]:
+    def step(self) -> Iterable[IterationOutput]:
         """Run one iteration."""
         ...
 

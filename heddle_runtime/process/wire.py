@@ -6,7 +6,7 @@ it is killed.
 
 Token ids are the bytes of an array of 32-bit integers: packing 30,000 of them takes microseconds.
 
-Times are durations, never moments: the two processes may be on machines with clocks of their own.
+Times are durations, never moments.
 """
 
 import socket

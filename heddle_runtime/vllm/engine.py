@@ -1,10 +1,11 @@
 """A vLLM engine, seen from the driver; implements `EngineClient`. Imports no vllm."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -18,7 +19,8 @@ from heddle_rollout.engines import (
 )
 from heddle_runtime.generation import Generation
 from heddle_runtime.process import wire
-from heddle_runtime.process.hang import HangWatch, Watched
+from heddle_runtime.process.child import ChildProcess
+from heddle_runtime.process.hang import HangWatch
 from heddle_runtime.process.running_steps import RunningSteps
 from heddle_runtime.process.wire import Report, pack_ids
 from heddle_runtime.sampling import SamplingError, checked_sampling
@@ -40,29 +42,12 @@ class _PendingTransfer:
     expires_s: float = 0.0
 
 
-class EngineProcess(Watched, Protocol):
-    """The process of an engine."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id, which is also that of its process group; None before it is known."""
-        ...
-
-    def send(self, message: wire.WireMessage) -> None:
-        """Send a message; one to a dead process is lost."""
-
-    def kill(self, *, silent: bool = False) -> None:
-        """End it, and all that it started. `silent`: report nothing more, not even the reason."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """How the process of an engine is started."""
 
-    open: Callable[[Callable[[Report], None], Callable[[str], None]], EngineProcess]
+    open: Callable[[Callable[[Report], None], Callable[[str], None]], ChildProcess[Report]]
     """Starts it, with what takes its reports, and then the reason of its end."""
-    parent: int
-    """Id of the process that starts it."""
     log: Path
     start_limit_s: float
     cores: tuple[int, ...] = ()
@@ -82,7 +67,7 @@ class VllmEngine(TokenEngine):
         """`changed` is called when the engine has become ready, or is gone and reaped."""
         super().__init__(spec, listener)
         self._settings, self._changed = settings, changed
-        self._child: EngineProcess | None = None
+        self._child: ChildProcess[Report] | None = None
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -157,7 +142,7 @@ class VllmEngine(TokenEngine):
                 settings=self._settings,
                 tp=self.spec.shape.tp,
                 max_running=self.spec.max_running,
-                parent=spec.parent,
+                parent=os.getpid(),
                 cores=spec.cores,
             )
         )

@@ -81,7 +81,6 @@ class ThisMachine:
         log = log_of(self._log_dir, spec.engine)
         return LaunchSpec(
             open=partial(self._open, variables, log),
-            parent=os.getpid(),
             cores=cores,
             log=log,
             start_limit_s=self._start_limit_s,

@@ -27,7 +27,7 @@ from heddle_runtime.process.child import PART_DIED, group_members, unlink_shared
 from heddle_runtime.process.connection import connect
 from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import serve
-from heddle_runtime.process.stepped_engine import Activity, CoreOutput, Finish
+from heddle_runtime.process.stepped_engine import Activity, Finish, IterationOutput
 from heddle_runtime.process.wire import ClosedError
 from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm.client_sampling import ClientSampling, refusals
@@ -134,7 +134,7 @@ class VllmSteppedEngine:
         self._clients.drop(request)
         self._core.abort_requests([request])
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         outputs = self._core.get_output().outputs
         self._stuck = bool(self._scheduler.waiting) and not self._scheduler.running
         for output in outputs:
@@ -152,7 +152,7 @@ class VllmSteppedEngine:
                 self._clients.drop(output.request_id)
                 if not ended:  # by a stop string, of which the core does not know
                     self._core.abort_requests([output.request_id])
-            yield CoreOutput(
+            yield IterationOutput(
                 output.request_id,
                 output.new_token_ids,
                 finish,

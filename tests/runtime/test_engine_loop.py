@@ -16,7 +16,7 @@ from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
 from heddle_runtime.process.loop import serve
 from heddle_runtime.process.running_steps import RunningSteps, split_time
-from heddle_runtime.process.stepped_engine import Activity, CoreOutput
+from heddle_runtime.process.stepped_engine import Activity, IterationOutput
 from heddle_runtime.process.wire import (
     Channel,
     ClosedError,
@@ -48,7 +48,7 @@ class SpiedCore(CountingCore):
         self.calls.append(("abort", request))
         CountingCore.abort(self, request)
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         if self.stall_pulls:
             for running in self.requests.values():
                 running.scheduled_s = running.scheduled_s or time.monotonic()
@@ -72,7 +72,7 @@ class LateCore(SpiedCore):
     def activity(self) -> Activity:
         return "computing" if self.late else SpiedCore.activity(self)
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         if self.late:
             self.late -= 1
         return SpiedCore.step(self)
