@@ -6,8 +6,9 @@ and options. Each part of a run receives only the value that it needs, never a `
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.config import ClusterConfig, require
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError
@@ -35,7 +36,7 @@ class MissingConfig:
     """Tokens of a trajectory's first prompt."""
     output_tokens: Literal["error", "sample"] = "error"
     """Tokens that a step generated; a generation of zero tokens is none."""
-    cap_tool_s: float | None = None
+    cap_tool_s: Annotated[float | None, Bounds(above=0, below=1e9)] = None
     """Longest tool call to replay, in seconds; longer ones are cut to it. None: as recorded."""
 
     def __post_init__(self) -> None:
@@ -43,8 +44,7 @@ class MissingConfig:
             read_tool_rule(str(self.tool_s))
         except TraceError as error:
             raise ConfigError(str(error)) from None
-        cap = self.cap_tool_s
-        require(cap is None or 0.0 < cap < 1e9, "cap_tool_s must be more than 0 seconds")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class RuntimeConfig:
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
-    time_scale: float = 1.0
+    time_scale: Annotated[float, Bounds(above=0, most=1e6)] = 1.0
     """Real seconds for a recorded one: of tool calls, and of everything with fake engines."""
-    tool_limit_s: float | None = None
+    tool_limit_s: Annotated[float | None, Bounds(above=0, most=_MOST_S)] = None
     """Tool calls are cut after this many seconds. None: no limit."""
     kv_transfer: Literal["none", "nixl"] = "none"
     """Transport of KV between engines; `none`: a migrated context is prefilled again."""
@@ -68,64 +68,37 @@ class RuntimeConfig:
     """Of weights and KV. Only float32 gives the same tokens for any batch."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shapes, for timing."""
-    max_context: int | None = None
+    max_context: Annotated[int | None, Bounds(1, 1 << 30)] = None
     """Longest prompt and output together. None: the limit of the model."""
-    max_batched_tokens: int = 2048
+    max_batched_tokens: Annotated[int, Bounds(1, 1 << 30)] = 2048
     """Tokens that one iteration of an engine may process."""
-    kv_mib: int | None = None
+    kv_mib: Annotated[int | None, Bounds(1, 1 << 30)] = None
     """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, vLLM's choice on a GPU."""
-    gpu_memory_share: float = 0.9
+    gpu_memory_share: Annotated[float, Bounds(above=0, most=1)] = 0.9
     """Of a GPU, for one engine."""
-    engines_per_gpu: int = 1
+    engines_per_gpu: Annotated[int, Bounds(1, 64)] = 1
     """Engines that share one card, each with its `gpu_memory_share`."""
     pin_cores: bool = True
     """On CPU: each engine runs on cores of its own, as far as there are enough."""
-    pin_s: float = 0.0
+    pin_s: Annotated[float, Bounds(0, _MOST_S)] = 0.0
     """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
     the prefix cache keeps it."""
-    start_limit_s: float = 600.0
+    start_limit_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = 600.0
     """An engine that is not ready after this time is ended and started again. So is one that
     computes for so long without a message."""
-    hang_s: float = HANG_S
+    hang_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = HANG_S
     """A ready engine that is silent and does not compute for this many seconds has hung: it is
     ended and started again. Of engines by URL: one that does not answer `/health` for so long."""
     tokenizer: bool = False
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Bounds(0, 100)] = 0.0
     """Above 0, engines on a CPU prefill whole prompts, as a client's `seed` needs."""
     allow_unknown_vllm: bool = False
     """Run with a release of vLLM that was not tested."""
 
     def __post_init__(self) -> None:
-        require(0.0 < self.time_scale <= 1e6, "time_scale must be more than 0")
-        limit = self.tool_limit_s
-        require(
-            limit is None or 0.0 < limit <= _MOST_S,
-            f"tool_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
-        )
-        for name, most in (
-            ("max_context", 1 << 30),
-            ("max_batched_tokens", 1 << 30),
-            ("kv_mib", 1 << 30),
-            ("engines_per_gpu", 64),
-        ):
-            value = getattr(self, name)
-            require(
-                value is None or 1 <= value <= most, f"{name} must be 1 or more, at most {most:,}"
-            )
-        require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share must be above 0, at most 1")
-        require(
-            0.0 <= self.pin_s <= _MOST_S, f"pin_s must be 0 or more seconds, at most {_MOST_S:,}"
-        )
-        require(
-            0.0 < self.start_limit_s <= _MOST_S,
-            f"start_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
-        )
-        require(
-            0.0 < self.hang_s <= _MOST_S, f"hang_s must be more than 0 seconds, at most {_MOST_S:,}"
-        )
-        require(0.0 <= self.temperature <= 100.0, "temperature must be 0 or more, at most 100")
+        check_bounds(self)
         require(
             self.engine != "vllm" or bool(self.model_dir),
             "model_dir must name the folder of a model for engine = vllm (--model-dir)",
@@ -140,13 +113,13 @@ class ServeConfig:
     """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
     last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
     the gateway runs. Another policy is taken as it is."""
-    max_open: int | None = None
+    max_open: Annotated[int | None, Bounds(1, 1_000_000)] = None
     """Requests at once; more get status 429. None: 65,536, or what the limit on files permits."""
-    idle_s: float = 1800.0
+    idle_s: Annotated[float, Bounds(0, 1e9)] = 1800.0
     """A trajectory without a request for so many seconds is cancelled."""
-    keep_answer_s: float = 60.0
+    keep_answer_s: Annotated[float, Bounds(0, 1e9)] = 60.0
     """Seconds for which an answer is kept for a client that sends the same again."""
-    engine_wait_s: float = 300.0
+    engine_wait_s: Annotated[float, Bounds(0, 1e9)] = 300.0
     """Longest time for which steps wait while there is no engine."""
     user_is_session: bool = False
     """The body's `user` names a session."""
@@ -154,17 +127,13 @@ class ServeConfig:
     """GET /workers has the gateway alone: for vime, which aborts at the URLs listed."""
     render_options: tuple[str, ...] = ()
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
-    fake_tokens: int = 128
+    fake_tokens: Annotated[int, Bounds(1)] = 128
     """Mean length of a generation of fake engines."""
     fake_replies: str = ""
     """Path of JSON lines that fake engines say: reply n of a trajectory is line n, a message."""
 
     def __post_init__(self) -> None:
-        most = self.max_open
-        require(most is None or 1 <= most <= 1_000_000, "max_open must be from 1 to 1,000,000")
-        for name in ("idle_s", "keep_answer_s", "engine_wait_s"):
-            require(0.0 <= getattr(self, name) <= 1e9, f"{name} must be from 0 to 1e9 seconds")
-        require(self.fake_tokens >= 1, f"fake_tokens = {self.fake_tokens}: give 1 or more")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +166,7 @@ class RunConfig:
 
     trace: str
     """Path of the trace to replay, from the working directory."""
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
     """Seeds what is drawn: missing values, and the order in which groups arrive."""
     missing: MissingConfig = field(default_factory=MissingConfig)
     """Rules for values that the trace lacks."""
@@ -228,4 +197,4 @@ class RunConfig:
             require(
                 "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
             )
-        require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")
+        check_bounds(self)

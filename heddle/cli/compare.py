@@ -243,7 +243,7 @@ def _waterfall_policies(names: list[str], slots: "Choice", roles: bool, figure: 
 def _show_waterfall(result: "Comparison", figure: Path, *, as_json: bool) -> None:
     from heddle.cli.show_waterfall import show_waterfall
     from heddle.comparison.waterfall import waterfall
-    from heddle.reports.waterfall_figure import draw_waterfall
+    from heddle.reports.result_figures import draw_waterfall
 
     steps = waterfall(result)
     gpus = result.profiles.hardware()

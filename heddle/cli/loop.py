@@ -103,7 +103,7 @@ def loop(
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
     if figure is not None:
-        from heddle.reports.loop_figures import draw_regimes
+        from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, figure)
     if as_json:

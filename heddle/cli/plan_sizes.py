@@ -145,7 +145,7 @@ def show_clusters(
     from heddle.config_files import ConfigError
     from heddle.planning.cluster_sizes import RolloutLimits
     from heddle.planning.sizing import size_clusters
-    from heddle.reports.sizes_figure import draw_sizes
+    from heddle.reports.result_figures import draw_sizes
     from heddle.reports.trace_figures import figure_path
 
     if question.figure is not None:

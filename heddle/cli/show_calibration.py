@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from heddle.cli.show import new_table, show
-from heddle.runs.machine import BUSY
+from heddle.runs.conditions import BUSY
 from heddle_sim.profile_files import Profile
 
 if TYPE_CHECKING:

@@ -190,7 +190,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--set", "loop.train_gpus=0"), "the trainer needs a GPU"),
+        (("--set", "loop.train_gpus=0"), "loop.train_gpus must be 1 or more"),
         (("--sweep", "loop.train_gpus=some"), "as 1,2,4, or best"),
         (("--tp", "some"), "--tp some: write a TP degree"),
         (("--max-running", "0"), "--max-running 0: max_running must be from 1"),
@@ -201,7 +201,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
             ("--model", "qwen3-14b", "--set", "loop.train_gpus=2"),
             r"needs .* GiB.* loop.train_gpus = \d+ would do",
         ),
-        (("--set", "loop.batches=1"), "loop.batches must be 2"),
+        (("--set", "loop.batches=1"), "loop.batches must be from 2"),
         (("--set", "loop.batches=5"), "5 batches of 3 prompts need 15 prompts .* loop.repeat"),
         (("--set", "loop.groups=0"), "loop.groups must be 1 or more"),
         (("--set", "loop.samples=5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
@@ -219,7 +219,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--set", "loop.env_timeout_s=3"), "give loop.env_failure_rate, or leave them out"),
         (
             ("--set", "loop.env_retries=-1", "--set", "loop.env_failure_rate=0.1"),
-            "loop.env_retries must be 0 to 1,000",
+            "loop.env_retries must be from 0 to 1,000",
         ),
         (
             ("--set", "loop.reward_failure_rate=1"),

@@ -14,7 +14,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
-from heddle.runs.lateness import lateness_figures, lateness_note
+from heddle.runs.conditions import lateness_figures, lateness_note
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import EngineSetupError
@@ -86,20 +86,26 @@ def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Pa
         (("--tp", "3"), "TP"),
         (("--set", "runtime.time_scale=0"), "time_scale must be more than 0"),
         (("--engine", "vllm"), "--model-dir"),
-        (("--set", "runtime.pin_s=-1"), "pin_s must be 0 or more seconds"),
-        (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0 seconds"),
+        (("--set", "runtime.pin_s=-1"), "pin_s must be from 0 to 31,536,000 seconds"),
+        (
+            ("--set", "runtime.start_limit_s=0"),
+            "start_limit_s must be more than 0 and at most 31,536,000 seconds",
+        ),
         (("--set", "runtime.tool_limit_s=-1"), "tool_limit_s must be more than 0"),
         (
             ("--set", "runtime.tool_limit_s=inf"),
-            "tool_limit_s must be more than 0 seconds, at most 31,536,000",
+            "tool_limit_s must be more than 0 and at most 31,536,000 seconds",
         ),
         (("--set", "runtime.tool_limit_s=nan"), "tool_limit_s must be more than 0"),
         (("--set", "runtime.time_scale=inf"), "time_scale must be more than 0"),
-        (("--set", "runtime.pin_s=inf"), "pin_s must be 0 or more seconds, at most 31,536,000"),
-        (("--set", "runtime.start_limit_s=inf"), "start_limit_s must be more than 0 seconds"),
-        (("--set", "runtime.max_context=-5"), "max_context must be 1 or more"),
-        (("--set", "runtime.max_batched_tokens=0"), "max_batched_tokens must be 1 or more"),
-        (("--set", "runtime.temperature=inf"), "temperature must be 0 or more, at most 100"),
+        (("--set", "runtime.pin_s=inf"), "pin_s must be from 0 to 31,536,000 seconds"),
+        (
+            ("--set", "runtime.start_limit_s=inf"),
+            "start_limit_s must be more than 0 and at most 31,536,000 seconds",
+        ),
+        (("--set", "runtime.max_context=-5"), "max_context must be from 1"),
+        (("--set", "runtime.max_batched_tokens=0"), "max_batched_tokens must be from 1"),
+        (("--set", "runtime.temperature=inf"), "temperature must be from 0 to 100"),
         (("--set", f"runtime.kv_mib={10**30}"), "runtime.kv_mib"),
         (("--policy", "nosuch"), "nosuch"),
     ],

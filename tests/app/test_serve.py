@@ -243,7 +243,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         (("--set", "cluster.restart_window_s=0"), "restart_window_s must be more than 0"),
         (("--engine", "fake", "--worker", "http://x"), "--worker goes with --engine http"),
         (("--policy", "verl+oracle"), "the future of clients is unknown"),
-        (("--set", "serve.fake_tokens=0"), "give 1 or more"),
+        (("--set", "serve.fake_tokens=0"), "fake_tokens must be 1 or more"),
         (("--set", "serve.max_open=999999"), "permits"),
         (("--set", "cluster.roles=prefill=1,decode=1"), "cluster.roles goes with replays only"),
         (("--engine", "vllm"), "model_dir must name the folder"),
