@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from heddle.config import RunConfig
-from heddle.engines import facts_of, open_vllm, vocabulary_of
+from heddle.engines import facts_of, open_vllm
 from heddle.executor import Worker
 from heddle.ray.engines import RayEngines
 from heddle.setup import RunSetup
@@ -20,6 +20,7 @@ from heddle_rollout.engines import Launcher
 from heddle_rollout.scripted_agent import TokenSource
 from heddle_rollout.services import ChargedSolver, ServiceListener, Solver
 from heddle_runtime.clock import RunClock
+from heddle_runtime.vllm.checks import read_model
 from heddle_sim.engine_client import SimLauncher
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def model_stack(
     config: RunConfig, clock: RunClock, launcher: Launcher, **facts: Any
 ) -> EngineStack:
     """Engines that run a model on tokens made up here."""
-    tokens = TokenSource(vocabulary_of(config.runtime.model_dir), seed=config.seed)
+    model = read_model(config.runtime.model_dir, weights=False)
+    tokens = TokenSource(model.vocabulary, seed=config.seed)
     scale = config.runtime.time_scale
     return EngineStack(clock, launcher, ProcessSolver(), tokens, scale, **facts)
 

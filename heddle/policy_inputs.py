@@ -13,7 +13,7 @@ from typing import Any
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
 from heddle_core.estimate.history import History
-from heddle_core.parts.predictor.served import Served
+from heddle_core.parts.predictor import Served
 from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact
@@ -26,8 +26,8 @@ from heddle_trace.files import read_trace
 from heddle_trace.history import history_of
 from heddle_trace.oracle import NoisyOracle, Oracle, PaperQuality
 from heddle_trace.prior_files import known_priors, read_prior
-from heddle_trace.records import Records
 from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.table import Records
 
 NONE, PRIOR = "none", "prior"
 

@@ -21,7 +21,7 @@ from heddle_core.commands import Command
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore

@@ -26,14 +26,14 @@ from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation, Policy, PolicyContext
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""

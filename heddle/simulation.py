@@ -19,7 +19,7 @@ from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.journal import Sink
-from heddle_core.parts.planner.given import GivenEngines
+from heddle_core.parts.planner import GivenEngines
 from heddle_rollout.core import RecordedCore
 from heddle_runtime.clock import Lateness
 from heddle_runtime.cpu_load import CpuLoad
@@ -42,8 +42,6 @@ COLLECT_EVERY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run."""
-
     policy: str
     seed: int
     path: Path

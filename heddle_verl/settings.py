@@ -21,7 +21,7 @@ PLACE = "router_config_path"
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of the file; docs/verl.md describes them."""
+    """The keys of the file; docs/frameworks.md describes them."""
 
     router_class: str = "heddle_verl.Router"
     model: str

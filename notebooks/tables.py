@@ -114,7 +114,7 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def sizes_table(sizes: Sizes) -> pd.DataFrame:
-    """One row for each cluster, the recommended first; docs/plan-a-cluster.md says what."""
+    """One row for each cluster, the recommended first; docs/plan.md says what."""
     rows = [
         {
             "cluster": row.name,

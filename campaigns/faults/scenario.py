@@ -101,7 +101,6 @@ class HandledCore:
 
     @property
     def deadline_s(self) -> float | None:
-        """See `Core`."""
         return self._controller.deadline_s
 
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 from experiments.real_training.echo import EchoAgent
 from experiments.real_training.messages import TrainMetrics
@@ -21,10 +20,10 @@ from heddle.runs import RunDirectory, load_run, open_run
 from heddle.runs.loop_batches import BatchFigures, loop_columns
 from heddle.runs.loop_record import updates
 from heddle.signals import StopSignals
+from heddle_core.commands import Command
+from heddle_core.events import Event, Trained
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
-from heddle_core.loop.events import AnyEvent, Trained
 from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
@@ -82,9 +81,9 @@ class _RecordedLoop:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
-        self.sink(cast(Any, event), cast(Any, commands))
+        self.sink(event, commands)
         if isinstance(event, Trained):
             figures = loop_columns(self._directory.columns()).batches[-1]
             batch = TrainedBatch(figures=figures, metrics=self.metrics.pop(event.batch))

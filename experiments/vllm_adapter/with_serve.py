@@ -13,7 +13,7 @@ from heddle_runtime.clock import RunClock
 
 
 def serve_stack(setup: RunSetup, path: Path) -> engine_stack.EngineStack:
-    """Make what a run needs, as `heddle.engine_stack.vllm_stack` does."""
+    """In place of `heddle.engine_stack.vllm_stack`."""
     launcher = ServeLauncher(vllm_settings(setup.config), log_dir=path / "engines")
     return engine_stack.model_stack(setup.config, RunClock(asyncio.get_running_loop()), launcher)
 

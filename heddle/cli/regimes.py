@@ -1,7 +1,6 @@
 """`heddle regimes`: the regimes of `heddle loop`, with their parameters."""
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import rich_click as click
@@ -13,14 +12,14 @@ def regimes(as_json: bool) -> None:
     """List the training regimes, with their parameters and defaults."""
     from heddle_core.loop.presets import REGIMES
 
-    found: dict[str, dict[str, Any]] = {}
-    for name, cls in REGIMES.items():
-        made: Any = cls()
-        found[name] = {
-            "what": (cls.__doc__ or "").strip().partition("\n")[0],
-            "colocated": cls.can_share_gpus,
-            "parameters": {field.name: getattr(made, field.name) for field in fields(made)},
+    found: dict[str, dict[str, Any]] = {
+        name: {
+            "what": preset.about,
+            "colocated": preset.can_share_gpus,
+            "parameters": preset.parameters,
         }
+        for name, preset in REGIMES.items()
+    }
     if as_json:
         click.echo(json.dumps(found))
         return

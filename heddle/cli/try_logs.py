@@ -191,8 +191,8 @@ def _drawn(
     from heddle.cli.progress import progress
     from heddle.cli.trace_make import drawn_lines
     from heddle_trace import write_trace
-    from heddle_trace.records import Records
     from heddle_trace.resample import resample
+    from heddle_trace.table import Records
 
     sizes = [len(v) for v in Records.of(trace.records).trajectory("group_id").occurring().values()]
     each = samples or min(MOST_SAMPLES, median_low(sizes))
@@ -209,7 +209,7 @@ def _drawn(
 
 def _rules(trace: "Trace", given: "MissingConfig") -> "MissingConfig":
     """Rules for missing sizes: as given, else drawn from recorded ones, else 0."""
-    from heddle_trace.records import Records
+    from heddle_trace.table import Records
 
     records = Records.of(trace.records)
     prompts = records.trajectory("prompt_tokens").known.any()

@@ -1,7 +1,6 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -28,15 +27,16 @@ from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.app import listening, raise_file_limit
-from heddle_gateway.engine_rendering import RenderingEngines
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.rendering import RenderingEngines
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
+from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 from heddle_trace.schema import Trace
@@ -184,8 +184,7 @@ def _context_tokens(config: RunConfig) -> int:
     if runtime.max_context is not None:
         return runtime.max_context
     if runtime.engine == "vllm":
-        found = json.loads((Path(runtime.model_dir) / "config.json").read_text())
-        return int(found.get("max_position_embeddings", CONTEXT_TOKENS))
+        return read_model(runtime.model_dir, weights=False).max_context
     return CONTEXT_TOKENS if runtime.engine == "fake" else 1 << 20
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 from heddle.comparison.estimates import estimate
 from heddle.config_files import ConfigError
@@ -23,11 +22,11 @@ from heddle.runs.loop_batches import LOOP_COLUMNS
 from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
+from heddle_core.commands import Command
+from heddle_core.events import Event, Trained
 from heddle_core.ids import TrajectoryId
 from heddle_core.journal import Sink
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, Trained
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
@@ -188,7 +187,7 @@ def _run(
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """The same with a sink, and what gives the columns that it has kept."""
     core = _Recorded(loop_core(setup, setup.run.controller()), on_trained, sink)
-    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_lost=core.lose)
+    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=core.lose)
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
@@ -260,9 +259,9 @@ class _Recorded:
     def lose(self, trajectory: TrajectoryId, tokens: int) -> None:
         self.lost[self._core.trained] += tokens
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
-        self._sink(cast(Any, event), cast(Any, commands))
+        self._sink(event, commands)
         if isinstance(event, Trained):
             self._on_trained()
         return commands

@@ -18,7 +18,7 @@ from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
@@ -26,7 +26,7 @@ from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 LEAST_MEASURED = 2
 """Steps that times are means of, at least."""

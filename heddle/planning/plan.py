@@ -30,7 +30,7 @@ from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory

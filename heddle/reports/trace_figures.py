@@ -17,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from heddle.reports.figures import COLOURS, STYLE
 from heddle.runs.tables import Floats, Ints
 from heddle_trace import Trace, TraceError, TraceStats
-from heddle_trace.records import Records
 from heddle_trace.stats import Spread, ToolStats, output_totals
+from heddle_trace.table import Records
 from heddle_trace.writing import whole
 
 SUFFIXES = (".png", ".svg", ".pdf")

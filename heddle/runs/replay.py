@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from heddle.loop.config import LoopConfig
 from heddle.loop.setup import loop_core, prepare_loop
@@ -91,7 +91,7 @@ def replay(
     )
     handle: Handle = controller.handle
     if run.manifest.get("loop"):
-        handle = cast(Handle, _loop(run, controller).handle)
+        handle = _loop(run, controller).handle
     divergence = first_divergence(counted(), handle)
     return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
 

@@ -13,13 +13,12 @@ from heddle.loop.measure import LoopFigures, distance
 from heddle.loop.setup import prepare_loop
 from heddle.loop.splits import splits
 from heddle.setup import Workspace
-from heddle_core.events import ToolReturned, ToolStarted, TrajectoryArrived
-from heddle_core.loop.events import Scored
+from heddle_core.events import Scored, ToolReturned, ToolStarted, TrajectoryArrived
 from heddle_trace.files import read_trace, write_trace
 from heddle_trace.loop_fields import with_loop_fields
-from heddle_trace.records import Records
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.synth import synth
+from heddle_trace.table import Records
 from tests.loop.test_simulation import (
     GROUPS,
     PER_GROUP,

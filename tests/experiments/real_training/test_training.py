@@ -31,10 +31,9 @@ from heddle.runs import RunError, load_run
 from heddle.runs.loop_batches import BatchFigures
 from heddle.runs.replay import replay
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed, StepFinished
+from heddle_core.events import EngineFailed, StepFinished, Trained
 from heddle_core.ids import GroupId
 from heddle_core.journal import Entry, Handle, first_divergence
-from heddle_core.loop.events import Trained
 from heddle_sim.latency import LatencyTable
 from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_trace.schema import StepScript, TrajectoryScript
