@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,9 +31,6 @@ TRAJECTORIES = "trajectories.parquet"
 SUMMARY = "summary.json"
 RL_STEPS = "rl_steps.json"
 """Of a loop alone."""
-
-# pyarrow imports pandas at its first array: here, with the imports, and not in the middle of a run.
-pa.array(np.zeros(1))
 
 
 class RunError(ValueError):

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.arrow_arrays import word_array
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_schema import (
     COMMANDS,
@@ -55,7 +56,7 @@ class _Words(dict[str, int]):
         super().__init__()
         self.words: list[str] = []
         self._offsets, self._data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
-        self._array: Any = pa.array([], pa.string())
+        self._array: Any = word_array([])
         for word in first:
             self[word]
 
@@ -74,7 +75,7 @@ class _Words(dict[str, int]):
         start, end = len(self._array), len(self.words)
         if start == end:
             return self._array
-        added: Any = pa.array(self.words[start:], pa.string())
+        added: Any = word_array(self.words[start:])
         offsets = np.frombuffer(added.buffers()[1], np.int32, len(added) + 1)
         first, size = int(self._offsets[start]), int(offsets[-1])
         self._offsets = _with_space(self._offsets, start + 1, end + 1)
@@ -332,7 +333,7 @@ class JournalBuffer:
                 )
             else:
                 arrays.append(pa.Array.from_buffers(kind, total, [valid, data], nulls))
-        arrays.append(pa.array(texts, pa.string()) if texts else pa.nulls(total, pa.string()))
+        arrays.append(word_array(texts) if texts else pa.nulls(total, pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema())
 
 

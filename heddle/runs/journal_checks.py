@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heddle.runs.arrow_arrays import numbers_of
 from heddle.runs.journal_entries import restored
 from heddle.runs.journal_schema import layouts, schema
 from heddle_core.plans import PlanProblem
@@ -87,7 +88,7 @@ def _numbers(table: pa.Table) -> str | None:
     """Rows, steps and seconds out of range."""
     row = 0
     for seq in table.column("seq").chunks:
-        if not np.array_equal(seq.to_numpy(), np.arange(row, row + len(seq))):
+        if not np.array_equal(numbers_of(seq, -1), np.arange(row, row + len(seq))):
             return f"its column 'seq' does not count from {row:,} on"
         row += len(seq)
     steps: Any = pc.min_max(table.column("step"))

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.arrow_arrays import numbers_of
 from heddle.runs.files import RunError
 from heddle.runs.journal_schema import OF_LOOPS, WORD, layouts, schema
 
@@ -268,16 +269,12 @@ def _words(batch: pa.RecordBatch, column: str) -> list[str]:
 
 def _values(column: Any) -> Any:
     """Codes of words, -1 where there is none; numbers, 0 so; texts."""
-    none: Any = 0
+    none = 0
     if isinstance(column, pa.DictionaryArray):
         column, none = column.indices, -1
     elif pa.types.is_string(column.type):
-        return column.to_numpy(zero_copy_only=False)
-    elif pa.types.is_boolean(column.type):
-        none = False
-    if column.null_count:
-        column = column.fill_null(none)
-    return column.to_numpy(zero_copy_only=False)
+        return np.array(column.to_pylist(), object)
+    return numbers_of(column, none)
 
 
 def _rows(name: str, columns: Mapping[str, Any]) -> Rows:

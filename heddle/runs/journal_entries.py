@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.arrow_arrays import number_array
 from heddle.runs.journal_columns import Ints
 from heddle.runs.journal_schema import EVENTS, layouts
 from heddle.runs.shape_keys import from_plain
@@ -81,7 +82,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
         if layout is None:
             raise JournalError(f"journal names {name!r}, which this version does not know")
         index = np.flatnonzero(names == name)
-        rows: Any = pa.array(index)
+        rows = number_array(index)
         keys = [f.column for f in layout.plain]
         columns: list[Sequence[Any]] = [_list(batch.column(key).take(rows)) for key in keys]
         for name_of_column in layout.engines:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from heddle.runs.arrow_arrays import number_array, word_array
 from heddle.runs.journal_columns import Bools as Bools
 from heddle.runs.journal_columns import Floats as Floats
 from heddle.runs.journal_columns import Ints as Ints
@@ -330,13 +331,13 @@ def to_arrow(journal: Journal, columns: Columns) -> pa.Table:
     arrays: list[Any] = []
     for name, values in columns.items():
         if name in _WORDS:
-            codes: Any = pa.array(values.astype(np.int32), mask=values < 0)
-            words = pa.array(journal.words(name), pa.string())
+            codes = number_array(values.astype(np.int32), values >= 0)
+            words = word_array(journal.words(name))
             arrays.append(pa.DictionaryArray.from_arrays(codes, words))
         elif values.dtype.kind == "i":
-            arrays.append(pa.array(values, pa.int64()))
+            arrays.append(number_array(values.astype(np.int64)))
         else:
-            arrays.append(pa.array(values, from_pandas=True))
+            arrays.append(number_array(values, ~np.isnan(values)))
     return pa.table(arrays, names=list(columns))
 
 
