@@ -6,20 +6,27 @@ and options. Each part of a run receives only the value that it needs, never a `
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from heddle.cluster.config import ClusterConfig, require
+from msgspec import Meta
+
+from heddle.bounds import YEAR_S, Count, Limit, check_bounds
+from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle.loop.settings import LoopSettings
 from heddle_core.defaults import HANG_S
+from heddle_core.estimate.ordered import Cost
+from heddle_core.solve.joint import Solver
 from heddle_trace.errors import TraceError
 from heddle_trace.tool_rules import read_tool_rule
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 
-_MOST_S = 31_536_000
-"""Seconds of a year: no limit of a run is longer, nor infinite."""
+Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
+Mebibytes: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
+Wait: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
+"""Seconds that a client or a step may wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +42,7 @@ class MissingConfig:
     """Tokens of a trajectory's first prompt."""
     output_tokens: Literal["error", "sample"] = "error"
     """Tokens that a step generated; a generation of zero tokens is none."""
-    cap_tool_s: float | None = None
+    cap_tool_s: Annotated[float, Meta(gt=0.0, lt=1e9)] | None = None
     """Longest tool call to replay, in seconds; longer ones are cut to it. None: as recorded."""
 
     def __post_init__(self) -> None:
@@ -43,24 +50,26 @@ class MissingConfig:
             read_tool_rule(str(self.tool_s))
         except TraceError as error:
             raise ConfigError(str(error)) from None
-        cap = self.cap_tool_s
-        require(cap is None or 0.0 < cap < 1e9, "cap_tool_s must be more than 0 seconds")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Real engines; only `heddle run` and `heddle serve` read this."""
+    """Real engines, of `heddle run` and `heddle serve`, and what computes simulations."""
 
     engine: Literal["fake", "vllm", "http"] = "fake"
     """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
     run already, by URL, for `heddle serve`."""
+    executor: Literal["processes", "ray"] = "processes"
+    """Where simulated runs are computed: in processes here, or as tasks of a Ray cluster: that of
+    RAY_ADDRESS, else of this machine. `heddle compare` and `heddle loop` read this."""
     launcher: Literal["local", "ray"] = "local"
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
-    time_scale: float = 1.0
+    time_scale: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
     """Real seconds for a recorded one: of tool calls, and of everything with fake engines."""
-    tool_limit_s: float | None = None
+    tool_limit_s: Limit | None = None
     """Tool calls are cut after this many seconds. None: no limit."""
     kv_transfer: Literal["none", "nixl"] = "none"
     """Transport of KV between engines; `none`: a migrated context is prefilled again."""
@@ -68,64 +77,37 @@ class RuntimeConfig:
     """Of weights and KV. Only float32 gives the same tokens for any batch."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shapes, for timing."""
-    max_context: int | None = None
+    max_context: Tokens | None = None
     """Longest prompt and output together. None: the limit of the model."""
-    max_batched_tokens: int = 2048
+    max_batched_tokens: Tokens = 2048
     """Tokens that one iteration of an engine may process."""
-    kv_mib: int | None = None
+    kv_mib: Mebibytes | None = None
     """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, vLLM's choice on a GPU."""
-    gpu_memory_share: float = 0.9
+    gpu_memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
     """Of a GPU, for one engine."""
-    engines_per_gpu: int = 1
+    engines_per_gpu: Annotated[int, Meta(ge=1, le=64)] = 1
     """Engines that share one card, each with its `gpu_memory_share`."""
     pin_cores: bool = True
     """On CPU: each engine runs on cores of its own, as far as there are enough."""
-    pin_s: float = 0.0
+    pin_s: Annotated[float, Meta(ge=0.0, le=YEAR_S)] = 0.0
     """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
     the prefix cache keeps it."""
-    start_limit_s: float = 600.0
+    start_limit_s: Limit = 600.0
     """An engine that is not ready after this time is ended and started again. So is one that
     computes for so long without a message."""
-    hang_s: float = HANG_S
+    hang_s: Limit = HANG_S
     """A ready engine that is silent and does not compute for this many seconds has hung: it is
     ended and started again. Of engines by URL: one that does not answer `/health` for so long."""
     tokenizer: bool = False
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
     """Above 0, engines on a CPU prefill whole prompts, as a client's `seed` needs."""
     allow_unknown_vllm: bool = False
     """Run with a release of vLLM that was not tested."""
 
     def __post_init__(self) -> None:
-        require(0.0 < self.time_scale <= 1e6, "time_scale must be more than 0")
-        limit = self.tool_limit_s
-        require(
-            limit is None or 0.0 < limit <= _MOST_S,
-            f"tool_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
-        )
-        for name, most in (
-            ("max_context", 1 << 30),
-            ("max_batched_tokens", 1 << 30),
-            ("kv_mib", 1 << 30),
-            ("engines_per_gpu", 64),
-        ):
-            value = getattr(self, name)
-            require(
-                value is None or 1 <= value <= most, f"{name} must be 1 or more, at most {most:,}"
-            )
-        require(0.0 < self.gpu_memory_share <= 1.0, "gpu_memory_share must be above 0, at most 1")
-        require(
-            0.0 <= self.pin_s <= _MOST_S, f"pin_s must be 0 or more seconds, at most {_MOST_S:,}"
-        )
-        require(
-            0.0 < self.start_limit_s <= _MOST_S,
-            f"start_limit_s must be more than 0 seconds, at most {_MOST_S:,}",
-        )
-        require(
-            0.0 < self.hang_s <= _MOST_S, f"hang_s must be more than 0 seconds, at most {_MOST_S:,}"
-        )
-        require(0.0 <= self.temperature <= 100.0, "temperature must be 0 or more, at most 100")
+        check_bounds(self)
         require(
             self.engine != "vllm" or bool(self.model_dir),
             "model_dir must name the folder of a model for engine = vllm (--model-dir)",
@@ -140,13 +122,13 @@ class ServeConfig:
     """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
     last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
     the gateway runs. Another policy is taken as it is."""
-    max_open: int | None = None
+    max_open: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     """Requests at once; more get status 429. None: 65,536, or what the limit on files permits."""
-    idle_s: float = 1800.0
+    idle_s: Wait = 1800.0
     """A trajectory without a request for so many seconds is cancelled."""
-    keep_answer_s: float = 60.0
+    keep_answer_s: Wait = 60.0
     """Seconds for which an answer is kept for a client that sends the same again."""
-    engine_wait_s: float = 300.0
+    engine_wait_s: Wait = 300.0
     """Longest time for which steps wait while there is no engine."""
     user_is_session: bool = False
     """The body's `user` names a session."""
@@ -154,17 +136,18 @@ class ServeConfig:
     """GET /workers has the gateway alone: for vime, which aborts at the URLs listed."""
     render_options: tuple[str, ...] = ()
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
-    fake_tokens: int = 128
+    names: tuple[str, ...] = ()
+    """Names that requests may give for the model. Empty: the engines' own."""
+    open_to_all: bool = False
+    """Without an API key on an address that others reach: every client that can connect may use it
+    and control its engines."""
+    fake_tokens: Count = 128
     """Mean length of a generation of fake engines."""
     fake_replies: str = ""
     """Path of JSON lines that fake engines say: reply n of a trajectory is line n, a message."""
 
     def __post_init__(self) -> None:
-        most = self.max_open
-        require(most is None or 1 <= most <= 1_000_000, "max_open must be from 1 to 1,000,000")
-        for name in ("idle_s", "keep_answer_s", "engine_wait_s"):
-            require(0.0 <= getattr(self, name) <= 1e9, f"{name} must be from 0 to 1e9 seconds")
-        require(self.fake_tokens >= 1, f"fake_tokens = {self.fake_tokens}: give 1 or more")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +158,19 @@ class PolicyConfig:
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
     puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
+    planner: Solver = "portfolio"
+    """How `heddle plan` searches, as do `cost` and `predictor` of it alone; parts of a policy that
+    runs are named by ``+PART``."""
+    cost: Cost = "context"
+    """Cost estimate of a group: with contexts, KV and tools, or as published, F by the group's size
+    or simulated."""
+    predictor: str = "learned"
+    """What predicts lengths; `oracle` takes the true ones."""
     tags: tuple[str, ...] = ()
     """GPU classes of tasks, as ``swe=h800``, for policies that place tasks by tags."""
 
     def __post_init__(self) -> None:
-        require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")
+        require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies list`")
         self.tagged()
 
     def tagged(self) -> Mapping[str, str]:
@@ -197,7 +188,7 @@ class RunConfig:
 
     trace: str
     """Path of the trace to replay, from the working directory."""
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     """Seeds what is drawn: missing values, and the order in which groups arrive."""
     missing: MissingConfig = field(default_factory=MissingConfig)
     """Rules for values that the trace lacks."""
@@ -216,7 +207,7 @@ class RunConfig:
     serve: ServeConfig = field(default_factory=ServeConfig)
     """Clients of `heddle serve`."""
     loop: LoopSettings = field(default_factory=LoopSettings)
-    """An RL loop around the rollout, of `heddle loop` and `heddle plan --loop`."""
+    """An RL loop around the rollout, of `heddle loop` and `heddle plan --regimes`."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a GPU and hour by GPU class, in place of those that `heddle prices` lists."""
 
@@ -228,4 +219,4 @@ class RunConfig:
             require(
                 "\0" not in getattr(self, name), f"{name} is no path: it has a NUL character in it"
             )
-        require(0 <= self.seed < 2**32, "seed must be from 0 to 4294967295")
+        check_bounds(self)

@@ -6,7 +6,7 @@ import click
 
 from experiments.real_training.measure import StepFigures
 from experiments.real_training.training import TrainResult
-from heddle.cli.show import new_table, show
+from heddle.cli.tables import new_table, show
 
 _HEAD = "step  seconds  reward staleness     loss  train_s     gap"
 

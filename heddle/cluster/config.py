@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
+from msgspec import Meta
+
+from heddle.bounds import Amount, Count, Seconds, check_bounds
 from heddle.cluster.failures import faults_of
-from heddle.cluster.gpu_pools import PoolConfig, check_pools
+from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
 from heddle_sim.services import ServiceConfig, ToolServices
@@ -29,17 +32,11 @@ MIN_REPORT_INTERVAL_S = 0.01
 
 
 _OF_ONE_CLASS = {
-    "mix": "give each pool its own TP degree, as h800:4:tp=2",
+    "mix": "give each pool its own TP degree, as tp = 2",
     "standby_tp": "leave it out",
     "roles": "leave it out, or give --gpu and --gpus in place of cluster.pool",
 }
 """Settings that do not go with pools, and the remedy."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError with `message` unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +44,19 @@ class ClusterConfig:
     """The simulated cluster: one model, and engines of one TP degree unless planned."""
 
     model: str = "qwen3-14b"
-    """Model that the engines serve; `heddle policies` lists those with a profile."""
+    """Model that the engines serve; `heddle policies list` lists those with a profile."""
     gpu: str = "h100"
     """GPU class of every engine."""
-    gpus: int = 8
+    gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 8
     """GPUs in all; a multiple of `tp`."""
+    engines: tuple[EnginePool, ...] = ()
+    """Engines as a list of pools, `[[cluster.engines]]` with `gpu`, `gpus` or `count`, `tp`,
+    `role`, in place of `gpu`, `gpus`, `tp` and the keys that name the same of each kind of
+    cluster: `pool`, `mix`, `roles`, `prefill_tp`, which have it then."""
     pool: tuple[PoolConfig, ...] = ()
     """Pools of GPUs of several classes, in place of `gpu` and `gpus`: these are then the first
     class and the sum."""
-    tp: int = 1
+    tp: Count = 1
     """TP degree of the engines of policies that do not plan resources."""
     tp_choices: tuple[int, ...] | None = None
     """TP degrees that a planning policy may mix. None: those of the profile, up to `gpus`, whose
@@ -66,23 +67,23 @@ class ClusterConfig:
     expert_parallel: Literal["auto", "on", "off"] = "auto"
     """Whether engines spread the experts of a mixture-of-experts model over all their GPUs, as
     vLLM's `--enable-expert-parallel`. auto: as the model's profile has it."""
-    attention_dp: int = 1
+    attention_dp: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
     """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
     times `tp` GPUs."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
-    prefill_tp: int | None = None
+    prefill_tp: Count | None = None
     """TP degree of engines that prefill. None: `tp`."""
-    prefill_threshold: int = PREFILL_THRESHOLD
+    prefill_threshold: Amount = PREFILL_THRESHOLD
     """A step with at most so many tokens beyond the KV on its decode engine is prefilled there;
     0: none is. With `roles` only."""
-    handover_fixed_s: float | None = None
+    handover_fixed_s: Seconds | None = None
     """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
     a migration in the profile."""
-    max_running: int = 100
+    max_running: Annotated[int, Meta(ge=1, le=MAX_RUNNING)] = 100
     """Steps that one engine runs at once."""
-    tool_capacity: int | None = None
+    tool_capacity: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()
     """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cli.md. Calls
@@ -90,9 +91,9 @@ class ClusterConfig:
     env_latency: str = ""
     """Added to every tool call, in seconds: ``2``, or ``10,5`` for a normal distribution of mean 10
     and standard deviation 5, cut at 0."""
-    report_interval_s: float = REPORT_INTERVAL_S
+    report_interval_s: Annotated[float, Meta(ge=MIN_REPORT_INTERVAL_S, lt=1e9)] = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
-    engine_start_s: float | None = None
+    engine_start_s: Seconds | None = None
     """Seconds from the start of an engine until it is ready, while a rollout runs. None: the
     measured time of the profile, or 60 without one.
 
@@ -100,19 +101,19 @@ class ClusterConfig:
     """
     standby_tp: tuple[int, ...] = ()
     """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
-    standby_start_s: float | None = None
+    standby_start_s: Seconds | None = None
     """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cli.md."""
-    standby_gib: float = 2.4
+    standby_gib: Annotated[float, Meta(ge=0.0, lt=1e6)] = 2.4
     """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
     host_kv: HostKvScope = "none"
     """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
     OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
-    host_kv_gib: float = 64.0
+    host_kv_gib: Annotated[float, Meta(gt=0.0, lt=1e6)] = 64.0
     """GiB of host memory for KV, for each GPU."""
-    host_kv_gb_per_s: float | None = None
+    host_kv_gb_per_s: Annotated[float, Meta(ge=0.001, lt=1e6)] | None = None
     """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
     for `cluster`: published figures, see docs/cli.md."""
-    prediction_s: float = 0.1
+    prediction_s: Seconds = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
 
     The Heddle paper measured 0.10 (coding), 0.15 (search) and 0.27 (math); arXiv 2603.28101,
@@ -121,28 +122,21 @@ class ClusterConfig:
     failures: str = ""
     """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
     started again under a new name, ``e0+1``."""
-    restarts: int = 3
+    restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
     """How often a failed engine is started again within `restart_window_s`; then it is given up."""
-    restart_window_s: float = 600.0
+    restart_window_s: Annotated[float, Meta(gt=0.0, lt=1e9)] = 600.0
     """Seconds for which a restart of an engine counts."""
     over_capacity: OverCapacityRule = "error"
     """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
     def __post_init__(self) -> None:
+        self._take_engines()
         self._take_pools()
-        require(1 <= self.gpus <= MAX_GPUS, f"gpus must be from 1 to {MAX_GPUS:,}")
-        require(self.tp >= 1, "tp must be 1 or more")
-        require(1 <= self.attention_dp <= MAX_RANKS, f"attention_dp must be from 1 to {MAX_RANKS}")
+        check_bounds(self)
         try:
             check_role_gpus(self.role_gpus, (self.prefill_tp or self.tp) * self.attention_dp)
         except ValueError as error:
             raise ConfigError(f"roles: {error}") from None
-        require(self.prefill_tp is None or self.prefill_tp >= 1, "prefill_tp must be 1 or more")
-        require(self.prefill_threshold >= 0, "prefill_threshold must be 0 or more tokens")
-        fixed_s = self.handover_fixed_s
-        require(
-            fixed_s is None or 0.0 <= fixed_s < 1e9, "handover_fixed_s must be from 0 to below 1e9"
-        )
         used = sum(self.mix) * self.attention_dp
         gpus, of = self.home_gpus, "gpus" if not self.roles else "roles: decode"
         require(
@@ -157,38 +151,12 @@ class ClusterConfig:
             + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
             + f": take {of} = {max(gpus // each, 1) * each} or another tp",
         )
-        require(
-            1 <= self.max_running <= MAX_RUNNING, f"max_running must be from 1 to {MAX_RUNNING:,}"
-        )
-        at_once = self.tool_capacity
-        require(
-            at_once is None or 1 <= at_once <= 1_000_000_000,
-            "tool_capacity must be from 1 to 1,000,000,000; leave it out for no limit",
-        )
         self.tool_services()
-        require(
-            MIN_REPORT_INTERVAL_S <= self.report_interval_s < 1e9,
-            f"report_interval_s must be {MIN_REPORT_INTERVAL_S} seconds or more",
-        )
-        for name in ("engine_start_s", "standby_start_s"):
-            start_s = getattr(self, name)
-            require(start_s is None or 0.0 <= start_s < 1e9, f"{name} must be from 0 to below 1e9")
-        require(0 <= self.restarts <= 1_000_000, "restarts must be from 0 to 1,000,000")
-        window_s = self.restart_window_s
-        require(0.0 < window_s < 1e9, "restart_window_s must be more than 0 and below 1e9")
-        require(0.0 <= self.prediction_s < 1e9, "prediction_s must be from 0 to below 1e9")
         standby = self.standby_tp
         require(
             all(1 <= tp <= self.gpus for tp in standby) and len(set(standby)) == len(standby),
             f"standby_tp = {list(standby)} must list TP degrees from 1 to gpus = {self.gpus}, "
             "each once",
-        )
-        require(0.0 <= self.standby_gib < 1e6, "standby_gib must be from 0 to below 1e6")
-        require(0.0 < self.host_kv_gib < 1e6, "host_kv_gib must be more than 0 and below 1e6")
-        speed = self.host_kv_gb_per_s
-        require(
-            speed is None or 0.001 <= speed < 1e6,
-            "host_kv_gb_per_s must be from 0.001 to below 1e6",
         )
         self.faults()
         choices = self.tp_choices
@@ -202,6 +170,21 @@ class ClusterConfig:
     def restart_limit(self) -> RestartLimit:
         """`restarts` and `restart_window_s`."""
         return RestartLimit(restarts=self.restarts, window_s=self.restart_window_s)
+
+    def _take_engines(self) -> None:
+        """Make other keys what `engines` says."""
+        if not self.engines:
+            return
+        require(
+            not (self.pool or self.mix or self.roles or self.prefill_tp),
+            "engines says what pool, mix, roles and prefill_tp say: leave these out",
+        )
+        said = engine_keys(self.engines, self.tp, self.attention_dp)
+        if "roles" in said and self.gpus > said["gpus"]:
+            del said["gpus"]  # A loop: its trainer has the others.
+        for key, value in said.items():
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "engines", ())
 
     def _take_pools(self) -> None:
         """Check the pools, and make `gpu` and `gpus` what they say."""
@@ -283,7 +266,7 @@ class ClusterConfig:
         return self.tp * self.attention_dp
 
     @property
-    def engines(self) -> int:
+    def engine_count(self) -> int:
         """Engines that are not planned, those that only prefill left out."""
         return sum(each.home_gpus // each.engine_gpus for each in self.classes)
 

@@ -1,10 +1,13 @@
 """The section `[loop]` of a configuration: batches, trainer, environments and rewards."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
+from msgspec import Meta
+
+from heddle.bounds import Amount, Count, Seconds, Share, check_bounds
 from heddle.cluster.tool_pools import latency_of
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 
 REWARDS_PER_GPU = 8
@@ -15,21 +18,22 @@ SWITCH_TIMEOUT_S = 180.0
 
 MOST_BATCHES = 100_000
 MOST_PASSES = 10_000
+Retries: TypeAlias = Annotated[int, Meta(ge=0, le=1000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """An RL loop; only `heddle loop` and `heddle plan --loop` read this."""
+    """An RL loop; only `heddle loop` and `heddle plan --regimes` read this."""
 
-    batches: int = 10
+    batches: Annotated[int, Meta(ge=2, le=MOST_BATCHES)] = 10
     """Batches to train; the first is not measured."""
-    groups: int = 32
+    groups: Count = 32
     """Prompts of a batch."""
-    samples: int = 16
+    samples: Count = 16
     """Trained samples of a prompt."""
     repeat: bool = False
     """Begin the trace again after its last prompt."""
-    train_gpus: int | None = None
+    train_gpus: Count | None = None
     """GPUs of the trainer; the engines have the others. None: a quarter of all."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
@@ -39,79 +43,57 @@ class LoopSettings:
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
-    optimizer_steps: int = 1
+    optimizer_steps: Annotated[int, Meta(ge=1, le=MOST_PASSES)] = 1
     """Of a batch."""
-    logprob_passes: int = 1
+    logprob_passes: Annotated[int, Meta(ge=0, le=MOST_PASSES)] = 1
     """Forward passes of a batch besides those of training: old policy, reference."""
     update_method: str = "nccl"
     """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None
     """Start of an environment: seconds; MEAN,SIGMA, normal and cut at 0; or
     lognormal:MEDIAN,SIGMA,MISS_RATE,MISS_MEDIAN, the last two optional. None: the trace's, or 0."""
-    env_capacity: int | None = None
+    env_capacity: Count | None = None
     """Starts at once; None: no limit."""
-    environments: int | None = None
+    environments: Count | None = None
     """Environments at once, from the request of their start until their trajectory has ended; None:
     no limit."""
-    env_failure_rate: float = 0.0
+    env_failure_rate: Share = 0.0
     """Share of starts that fail."""
-    env_timeout_s: float | None = None
+    env_timeout_s: Seconds | None = None
     """Until a failed start is noticed; None: the time of a start."""
-    env_retries: int = 0
+    env_retries: Retries = 0
     """Starts after a failed one, before the trajectory counts as failed."""
     reward_s: str | float | None = None
     """Time of a reward, as `env_start_s`."""
-    reward_gpus: int = 0
+    reward_gpus: Amount = 0
     """GPUs of the reward service."""
-    reward_per_gpu: int | None = None
+    reward_per_gpu: Count | None = None
     """Rewards at once on each of them; None: `REWARDS_PER_GPU`."""
-    reward_capacity: int | None = None
+    reward_capacity: Count | None = None
     """Rewards at once of a service without GPUs; None: elastic."""
-    reward_cold_start_s: float = 0.0
+    reward_cold_start_s: Seconds = 0.0
     """Start of an instance of an elastic reward service."""
-    reward_keep_alive_s: float | None = None
+    reward_keep_alive_s: Seconds | None = None
     """An idle instance stays warm for so long; None: `heddle_sim.services.KEEP_ALIVE_S`."""
-    reward_failure_rate: float = 0.0
+    reward_failure_rate: Share = 0.0
     """Share of rewards that fail."""
-    reward_timeout_s: float | None = None
+    reward_timeout_s: Seconds | None = None
     """Until a failed reward is noticed; None: the time of a reward."""
-    reward_retries: int = 0
+    reward_retries: Retries = 0
     """Further attempts of a reward."""
-    switch_failure_rate: float = 0.0
+    switch_failure_rate: Share = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
-    switch_timeout_s: float | None = None
+    switch_timeout_s: Seconds | None = None
     """Until such a failure is noticed; None: `SWITCH_TIMEOUT_S`."""
 
     def __post_init__(self) -> None:
-        _require(
-            2 <= self.batches <= MOST_BATCHES,
-            f"loop.batches must be 2 to {MOST_BATCHES:,}: the first is not measured",
-        )
-        for flag, value in (
-            ("loop.groups", self.groups),
-            ("loop.samples", self.samples),
-            ("loop.optimizer_steps", self.optimizer_steps),
-        ):
-            _require(value >= 1, f"{flag} must be 1 or more, not {value}")
-        _require(
-            0 <= self.logprob_passes <= MOST_PASSES,
-            f"loop.logprob_passes must be 0 to {MOST_PASSES:,}, not {self.logprob_passes}",
-        )
-        _require(
-            self.optimizer_steps <= MOST_PASSES,
-            f"loop.optimizer_steps must be {MOST_PASSES:,} at most, not {self.optimizer_steps}",
-        )
-        _require(
+        check_bounds(self, "loop.")
+        require(
             self.update_method != "colocated",
             "loop.update_method = colocated is what loop.colocated does; take another method for "
             "GPUs of their own",
         )
         self._check_services()
-        _require(
-            self.train_gpus is None or self.train_gpus >= 1,
-            f"loop.train_gpus = {self.train_gpus}: the trainer needs a GPU; with loop.colocated it "
-            "has the engines' own",
-        )
 
     def starts(self) -> ServiceConfig:
         """The service that starts environments."""
@@ -138,49 +120,16 @@ class LoopSettings:
         )
 
     def _check_services(self) -> None:
-        for flag, capacity in (
-            ("loop.env_capacity", self.env_capacity),
-            ("loop.environments", self.environments),
-            ("loop.reward_capacity", self.reward_capacity),
-            ("loop.reward_per_gpu", self.reward_per_gpu),
-        ):
-            _require(
-                capacity is None or capacity >= 1,
-                f"{flag} must be 1 or more, not {capacity}; leave it out for no limit",
-            )
-        _require(
-            self.reward_gpus >= 0, f"loop.reward_gpus must be 0 or more, not {self.reward_gpus}"
-        )
-        for flag, seconds in (
-            ("loop.env_timeout_s", self.env_timeout_s),
-            ("loop.reward_cold_start_s", self.reward_cold_start_s),
-            ("loop.reward_keep_alive_s", self.reward_keep_alive_s),
-            ("loop.reward_timeout_s", self.reward_timeout_s),
-            ("loop.switch_timeout_s", self.switch_timeout_s),
-        ):
-            _require(
-                seconds is None or 0.0 <= seconds < 1e9,
-                f"{flag} must be from 0 to below 1e9, not {seconds}",
-            )
         for kind, rate, timeout_s, retries in (
             ("env", self.env_failure_rate, self.env_timeout_s, self.env_retries),
             ("reward", self.reward_failure_rate, self.reward_timeout_s, self.reward_retries),
         ):
-            _require(
-                0.0 <= rate < 1.0,
-                f"loop.{kind}_failure_rate must be from 0 to below 1, not {rate:g}",
-            )
-            _require(0 <= retries <= 1000, f"loop.{kind}_retries must be 0 to 1,000, not {retries}")
-            _require(
+            require(
                 rate > 0.0 or (timeout_s is None and retries == 0),
                 f"loop.{kind}_timeout_s and loop.{kind}_retries are of failed calls: give "
                 f"loop.{kind}_failure_rate, or leave them out",
             )
-        _require(
-            0.0 <= self.switch_failure_rate < 1.0,
-            f"loop.switch_failure_rate must be from 0 to below 1, not {self.switch_failure_rate:g}",
-        )
-        _require(
+        require(
             self.switch_failure_rate > 0.0 or self.switch_timeout_s is None,
             "loop.switch_timeout_s is of moves that fail: give loop.switch_failure_rate, or leave "
             "it out",
@@ -191,24 +140,24 @@ class LoopSettings:
 
     def _check_rewards(self) -> None:
         """A reward service has GPUs, or a capacity, or is elastic."""
-        _require(
+        require(
             self.reward_per_gpu is None or self.reward_gpus > 0,
             "loop.reward_per_gpu is of a reward service on GPUs: give loop.reward_gpus, or leave "
             "it out",
         )
-        _require(
+        require(
             not (self.reward_gpus and self.reward_capacity is not None),
             f"loop.reward_gpus = {self.reward_gpus} and loop.reward_capacity = "
             f"{self.reward_capacity}: GPUs have the capacity of loop.reward_per_gpu; leave one "
             "of the two out",
         )
         limited = bool(self.reward_gpus) or self.reward_capacity is not None
-        _require(
+        require(
             not (limited and (self.reward_cold_start_s or self.reward_keep_alive_s is not None)),
             "loop.reward_cold_start_s and loop.reward_keep_alive_s are of an elastic reward "
             "service: leave them out, or loop.reward_gpus and loop.reward_capacity",
         )
-        _require(
+        require(
             self.reward_keep_alive_s is None or self.reward_cold_start_s > 0.0,
             "loop.reward_keep_alive_s has no effect without a cold start: give "
             "loop.reward_cold_start_s",
@@ -220,8 +169,3 @@ def _latency(key: str, text: str | float | None) -> Latency | None:
         return None if text is None else latency_of(f"{text}")
     except ValueError as error:
         raise ConfigError(f"{key}: {error}") from None
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)

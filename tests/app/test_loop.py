@@ -167,13 +167,17 @@ def test_several_numbers_of_running_steps(heddle: Heddle, prompts: str):
 
 def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
     path = tmp_path / "regimes.png"
-    shown = heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(path))
+    shown = heddle(
+        "loop", prompts, "--regimes", "sync,april", *SMALL, "--set", f"report.figure={path}"
+    )
     assert shown.exit_code == 0, shown.output
     assert path.read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again.png"
-    heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(again))
+    heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--set", f"report.figure={again}")
     assert again.read_bytes() == path.read_bytes()
-    wrong = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--figure", "regimes.txt")
+    wrong = heddle(
+        "loop", prompts, "--regimes", "sync", *SMALL, "--set", "report.figure=regimes.txt"
+    )
     assert wrong.exit_code == 2
     assert "must be named" in wrong.output
 
@@ -190,7 +194,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (("--set", "loop.train_gpus=0"), "the trainer needs a GPU"),
+        (("--set", "loop.train_gpus=0"), "loop.train_gpus must be 1 or more"),
         (("--sweep", "loop.train_gpus=some"), "as 1,2,4, or best"),
         (("--tp", "some"), "--tp some: write a TP degree"),
         (("--max-running", "0"), "--max-running 0: max_running must be from 1"),
@@ -201,7 +205,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
             ("--model", "qwen3-14b", "--set", "loop.train_gpus=2"),
             r"needs .* GiB.* loop.train_gpus = \d+ would do",
         ),
-        (("--set", "loop.batches=1"), "loop.batches must be 2"),
+        (("--set", "loop.batches=1"), "loop.batches must be from 2"),
         (("--set", "loop.batches=5"), "5 batches of 3 prompts need 15 prompts .* loop.repeat"),
         (("--set", "loop.groups=0"), "loop.groups must be 1 or more"),
         (("--set", "loop.samples=5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
@@ -210,8 +214,8 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--regimes", ","), "names no regime"),
         (("--regimes", "areal", "--set", "loop.colocated=true"), "leave out loop.colocated"),
         (("--set", "loop.env_failure_rate=1"), "below 1"),
-        (("--set", "loop.env_capacity=0"), "leave it out for no limit"),
-        (("--set", "loop.reward_capacity=0"), "leave it out for no limit"),
+        (("--set", "loop.env_capacity=0"), "loop.env_capacity must be 1 or more"),
+        (("--set", "loop.reward_capacity=0"), "loop.reward_capacity must be 1 or more"),
         (("--set", "loop.environments=0"), "loop.environments must be 1 or more"),
         (("--set", "loop.reward_s=inf"), "below 1e9"),
         (("--set", "loop.reward_s=-3"), "loop.reward_s: '-3(.0)?': times must be from 0"),
@@ -219,7 +223,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--set", "loop.env_timeout_s=3"), "give loop.env_failure_rate, or leave them out"),
         (
             ("--set", "loop.env_retries=-1", "--set", "loop.env_failure_rate=0.1"),
-            "loop.env_retries must be 0 to 1,000",
+            "loop.env_retries must be from 0 to 1,000",
         ),
         (
             ("--set", "loop.reward_failure_rate=1"),
@@ -252,7 +256,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
             "write elastic, or leave them out",
         ),
         (("--set", 'cluster.tool_pools=["a=1","a=2"]'), "two pools of the tool 'a'"),
-        (("--set", "cluster.tool_capacity=0"), "leave it out for no limit"),
+        (("--set", "cluster.tool_capacity=0"), "tool_capacity must be from 1 to"),
         (("--set", "cluster.env_latency=1,2,3"), "env_latency: '1,2,3' is no distribution"),
         (
             ("--set", "prices.h100=-1"),
@@ -291,10 +295,10 @@ def test_bad_input_is_one_message(
 
 
 def test_regimes_are_listed_with_their_parameters(heddle: Heddle):
-    shown = heddle("regimes")
+    shown = heddle("regimes", "list")
     for name in REGIMES:
         assert f"\n{name} " in f"\n{shown.output}"
     assert ":max_head_offpolicyness=4" in shown.output
-    told = json.loads(heddle("regimes", "--json").stdout)
+    told = json.loads(heddle("regimes", "list", "--json").stdout)
     assert told["areal"]["parameters"]["enforce"] is False
     assert told["sync"]["colocated"] is True
