@@ -20,7 +20,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from heddle.engines import vocabulary_of
 from heddle.policies.plugins import load_policy
 from heddle_core import Controller, Entry, PolicyContext, collecting
 from heddle_core.estimate.cost import CostModel, StepCost
@@ -31,6 +30,7 @@ from heddle_rollout.scripted_agent import ScriptedAgent, TokenSource
 from heddle_runtime.clock import RunClock
 from heddle_runtime.rollout import RolloutRun
 from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import CPU_BLOCK_TOKENS, VllmSettings, installed_vllm
 from heddle_trace import StepScript, TrajectoryScript
@@ -73,7 +73,7 @@ def plain(model_dir: str) -> float:
         enforce_eager=True,
         skip_tokenizer_init=True,
     )
-    tokens = TokenSource(vocabulary_of(model_dir))
+    tokens = TokenSource(read_model(model_dir, weights=False).vocabulary)
 
     def batch(prefix: str) -> float:
         work = scripts(prefix)
@@ -115,7 +115,7 @@ async def heddle(model_dir: str) -> float:
         max_running=SLOTS,
         cost=CostModel(by_shape={shape: cost}, transfer_fixed_s=0.0, transfer_s_per_token=0.0),
     )
-    tokens = TokenSource(vocabulary_of(model_dir))
+    tokens = TokenSource(read_model(model_dir, weights=False).vocabulary)
     entries: list[Entry] = []
     work = scripts("heddle")
     with tempfile.TemporaryDirectory() as logs:

@@ -342,7 +342,6 @@ class Traces:
         self._costs: dict[tuple[str, int], Cost] = {}
 
     def path(self, trajectories: int) -> str:
-        """Path of a trace."""
         path = self._folder / f"coding-{trajectories}.jsonl.gz"
         if not path.exists():
             apart(make_trace, str(path), trajectories)

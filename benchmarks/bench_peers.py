@@ -167,7 +167,6 @@ def vidur_operations(table: LatencyTable) -> dict[str, str]:
 
 
 def csv(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as CSV."""
     lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
     return "\n".join(lines) + "\n"
 

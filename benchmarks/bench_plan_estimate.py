@@ -1,7 +1,7 @@
 """Estimate of `heddle plan` for a cluster against simulation, on synthetic rollouts of nine cells.
 
 Coding, search and math on Qwen3-8B, 14B and 32B on H100, with 100 trajectories for each GPU (32B:
-50), as in docs/results/planning.md, which has the table of `--gpus 64 --seeds 977,978,979`.
+50), as in docs/results.md, which has the errors of `--gpus 64 --seeds 977,978,979`.
 """
 
 import argparse

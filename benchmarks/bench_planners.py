@@ -32,8 +32,7 @@ from heddle_core.solve.exact import exact_plan, level_plan
 from heddle_core.solve.group_plan import GroupPlan
 from heddle_core.solve.libra_dp import libra_dp
 from heddle_core.solve.portfolio import portfolio
-from heddle_core.solve.presorted_dp import Partition, aggregate_short, presorted_dp
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import Partition, aggregate_short, presorted_dp, search_partition
 
 BY_SHAPE = {
     EngineShape("h100", tp): StepCost(

@@ -14,7 +14,7 @@ from time import process_time
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of
@@ -42,15 +42,12 @@ class Timed:
         self.questions = self.observations = 0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Observe, timed."""
         self._observe(lambda: self._predictor.observe_finish(t))
 
     def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:

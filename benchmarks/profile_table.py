@@ -1,4 +1,6 @@
-"""The shipped profiles as a table for `docs/calibration.md`: python benchmarks/profile_table.py
+"""The shipped profiles as a table, as in docs/tables/shipped_profiles.txt.
+
+    python benchmarks/profile_table.py > docs/tables/shipped_profiles.txt
 
 A row for each model and engine whose kernels were timed. Errors are relative, in percent, over all
 layouts and GPU classes of the row: the median of medians, and the worst.

@@ -59,9 +59,7 @@ class Campaign(Protocol):
         """
         ...
 
-    def case(self, rng: Random) -> Any:
-        """Draw a case."""
-        ...
+    def case(self, rng: Random) -> Any: ...
 
     def run(self, case: Any) -> Outcome:
         """Run a case; a defect of Heddle is a failure, never an exception."""

@@ -54,7 +54,6 @@ class Result:
         return failed > self.campaign.tolerated * self.cases
 
     def add(self, number: int, outcome: Outcome) -> None:
-        """Count a case."""
         self.cases += 1
         for name, value in outcome.counts.items():
             most = max(self.counts[name], value)

@@ -1,30 +1,28 @@
-"""The table of the README that says how far to trust Heddle, from the files that have its figures.
+"""Tables of the README and of docs/results.md, from the files that have their figures.
 
     python docs/readme_figures.py [--check]
 
-Without --check it writes the table between the two marks of the README.
+Without --check it writes the tables between their marks.
 """
 
 import json
-import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- figures: python docs/readme_figures.py -->\n", "<!-- end of figures -->\n"
+sys.path.insert(0, str(ROOT))
+
+from experiments.harness.experiment import Outcome, experiments  # noqa: E402
+from experiments.harness.verdicts import Judged  # noqa: E402
+
+VERDICTS = ("agrees", "direction only", "disagrees")
 
 
-def table() -> str:
-    """Return the table as Markdown."""
-    lines = ["| figure | compared with | error |", "|---|---|---|"]
-    lines += [f"| {what} | {source} | {error} |" for what, source, error in rows()]
-    return "\n".join(lines) + "\n"
-
-
-def rows() -> list[tuple[str, str, str]]:
-    """Return what is predicted, what it was compared with, and how far it was off."""
+def figures(outcomes: list[Outcome]) -> str:
+    """Return the table of what is predicted, what it was compared with, and how far it was off."""
     served = [found for found in map(_measured, _profiles()) if found.get("runs")]
     apart = [f["tpot_unseen_mean_abs_pct"] for f in served if "tpot_unseen_mean_abs_pct" in f]
     runs, seen = sum(f["runs"] for f in served), median(f["tpot_mean_abs_pct"] for f in served)
@@ -32,10 +30,8 @@ def rows() -> list[tuple[str, str, str]]:
     training = errors["groups"]["dense megatron"]
     replays = _read("experiments/real_cpu/results.json").values()
     makespans = [abs(replay["makespan_s"]["error_pct"]) for replay in replays]
-    verdict = re.search(r"Of (\d+) claims (\d+) agree, (\d+) in direction only", _text())
-    assert verdict is not None, "docs/results.md begins with its verdict"
-    claims, agree, direction = verdict.groups()
-    return [
+    count = _counts([judged for outcome in outcomes for judged in outcome.judged])
+    rows = [
         (
             "time per output token",
             f"{runs} published vLLM runs, {len(served)} models and GPU types",
@@ -54,10 +50,31 @@ def rows() -> list[tuple[str, str, str]]:
         ("anything on a GPU of ours", "nothing was measured yet", "unknown"),
         (
             "figures of the papers",
-            f"{claims} claims",
-            f"{agree} agree, {direction} in direction only",
+            f"{sum(count.values())} claims",
+            f"{count['agrees']} agree, {count['direction only']} in direction only",
         ),
     ]
+    return _table(("figure", "compared with", "error"), rows)
+
+
+def claims(outcomes: list[Outcome]) -> str:
+    """Return the verdicts by experiment."""
+    rows = []
+    for outcome in outcomes:
+        count = _counts(outcome.judged)
+        if outcome.judged:
+            shown = [str(count[verdict] or "") for verdict in VERDICTS]
+            rows.append((outcome.expected.figure, outcome.expected.title, *shown))
+    return _table(("", "experiment", "agree", "direction only", "disagree"), rows)
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _counts(judged: "list[Judged] | tuple[Judged, ...]") -> Mapping[str, int]:
+    return {verdict: sum(j.verdict == verdict for j in judged) for verdict in VERDICTS}
 
 
 def _profiles() -> list[dict[str, Any]]:
@@ -74,22 +91,26 @@ def _read(path: str) -> Any:
     return json.loads((ROOT / path).read_text(encoding="utf-8"))
 
 
-def _text() -> str:
-    return (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-
-
 def main(arguments: list[str]) -> int:
-    """Write the table, or check that it is what it would be; 1 if it is not."""
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    made = head + BEGIN + table() + END + tail
-    if "--check" not in arguments:
-        readme.write_text(made, encoding="utf-8")
-        return 0
-    print("README.md: as the files say" if made == text else "README.md: run this without --check")
-    return int(made != text)
+    """Write the tables, or check that they are what they would be; 1 if one is not."""
+    outcomes = [experiment.outcome() for experiment in experiments()]
+    tables = {"figures": figures(outcomes), "claims": claims(outcomes)}
+    wrong = 0
+    for name in ("README.md", "docs/results.md"):
+        path = ROOT / name
+        text = made = path.read_text(encoding="utf-8")
+        for kind, table in tables.items():
+            begin = f"<!-- {kind}: python docs/readme_figures.py -->\n"
+            end = f"<!-- end of {kind} -->"
+            if begin in made:
+                head, _, rest = made.partition(begin)
+                made = head + begin + table + end + rest.partition(end)[2]
+        if "--check" not in arguments:
+            path.write_text(made, encoding="utf-8")
+            continue
+        print(f"{name}: {'as the files say' if made == text else 'run this without --check'}")
+        wrong += made != text
+    return int(wrong > 0)
 
 
 if __name__ == "__main__":

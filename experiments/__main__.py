@@ -57,8 +57,9 @@ def main(
 ) -> None:
     """Run experiments (all, or those whose name begins with a NAME) and write the page of results.
 
-    Results of --full replace the committed ones, in experiments/ and docs/. Those of any other
-    size go to experiments/reduced, which git ignores.
+    Numbers and pictures of --full replace the committed ones, in experiments/ and docs/images;
+    `python docs/readme_figures.py` then puts verdicts into the README and docs/results.md. Those of
+    any other size go to experiments/reduced. Git ignores that folder and the page, results.md.
 
     Finished runs are kept in experiments/.cache: what was interrupted goes on where it was.
     """

@@ -1,6 +1,5 @@
 """From a configuration to the engines of `heddle run`, checked before anything is started."""
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -147,11 +146,6 @@ def facts_of(launcher: VllmLauncher, engine: EngineId) -> Mapping[str, Any]:
         "import_s": round(facts.import_s, 3),
         "load_s": round(facts.load_s, 3),
     }
-
-
-def vocabulary_of(model_dir: str) -> int:
-    """Tokens of a model's vocabulary."""
-    return int(json.loads((Path(model_dir) / "config.json").read_text())["vocab_size"])
 
 
 def open_vllm(config: RunConfig, logs: Path, settings: VllmSettings | None = None) -> VllmLauncher:

@@ -78,7 +78,6 @@ class InProcess(Generic[S]):
         jobs: Sequence[J],
         on_progress: OnProgress | None = None,
     ) -> Iterator[tuple[int, R]]:
-        """See `Executor.map`."""
         done = [0] * len(jobs)
         for index, job in enumerate(jobs):
             report = None if on_progress is None else _reporter(done, index, on_progress)
@@ -99,7 +98,6 @@ class Processes(Generic[S]):
         jobs: Sequence[J],
         on_progress: OnProgress | None = None,
     ) -> Iterator[tuple[int, R]]:
-        """See `Executor.map`."""
         context = _context()
         # Without a lock, which a killed process would hold: each number has one writer.
         counts = context.RawArray("q", len(jobs)) if on_progress else None

@@ -1,29 +1,27 @@
 """One run on real engines, or on fake ones in real time: a set-up, the driver, a run directory."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
 from heddle.policies.errors import policy_errors
 from heddle.ray.engines import RayEngines, ray_engines
-from heddle.runs import RunDirectory, open_run
+from heddle.runs import RunDirectory
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, check_starts_engines, finished, run_prices
-from heddle.stages import ProcessSolver, Stage, stage_of
+from heddle.simulation import RunResult, check_starts_engines, opened_run
 from heddle_core.commands import Command
 from heddle_core.events import EngineReady, Event, TrajectoryFinished
 from heddle_core.ids import EngineId
 from heddle_core.journal import Sink
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import RecordedCore
@@ -77,26 +75,21 @@ def _run_on(
     on_progress: OnProgress,
     on_note: OnNote,
 ) -> RunResult:
-    workload, prices = setup.workload, run_prices(setup)
-    config = prices.kept(setup.config, setup.profiles.pools)
     engines = _facts_of_engines(setup, started)
     for note in engines["notes"]:
         on_note(note)
-    # vLLM on CPU has none.
-    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
-    facts = setup.facts("heddle_runtime", engines)
-    began_s = time.perf_counter()
-    # Signals are deferred: between the rollout and `finish`, nothing is open that must be closed.
-    with (
-        StopSignals() as signals,
-        open_run(out, config, facts, config_text=config_text) as directory,
-    ):
+    # Signals are deferred: between the rollout and the end, nothing is open that must be closed.
+    with opened_run(
+        setup, "heddle_runtime", out, config_text=config_text, engines=engines
+    ) as opened:
         # Fake engines only keep time, and Ray's are on other nodes, or no children of this process.
-        here = config.runtime.engine == "vllm" and started is None
-        sink = RunSink(directory, workload.trajectories, on_progress, measures_load=here)
-        with signals.deferred(), policy_errors(setup.policy):
-            lateness, load = asyncio.run(_roll_out(setup, started, sink, signals))
-        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness, load)
+        here = setup.config.runtime.engine == "vllm" and started is None
+        sink = RunSink(
+            opened.directory, setup.workload.trajectories, on_progress, measures_load=here
+        )
+        with opened.signals.deferred(), policy_errors(setup.policy):
+            lateness, load = asyncio.run(_roll_out(setup, started, sink, opened.signals))
+        return opened.finished(lateness, load)
 
 
 def _check(config: RunConfig) -> None:
@@ -166,8 +159,8 @@ class RunSink:
     def __init__(
         self,
         directory: RunDirectory,
-        total: int,
-        on_progress: OnProgress,
+        total: int = 0,
+        on_progress: OnProgress = lambda done, total: None,
         *,
         measures_load: bool = False,
     ) -> None:
@@ -206,45 +199,40 @@ async def _roll_out(
     setup: RunSetup, started: RayEngines | None, sink: RunSink, signals: StopSignals
 ) -> tuple[Lateness, CpuLoad | None]:
     """Run to the end, or until a signal; return how late the clock was, and others' load."""
-    stage = await stage_of(setup, started, sink.path)
-    sink.facts = stage.facts
-    try:
-        await _interruptible(_rollout(setup, stage, sink), signals)
-        return stage.clock.lateness, None if sink.meter is None else sink.meter.read()
-    finally:
-        if isinstance(stage.solver, ProcessSolver):
-            stage.solver.close()
-        await stage.launcher.close()
+    async with open_engines(setup, sink.path, started) as stack:
+        sink.facts = stack.facts
+        await _interruptible(_rollout(setup, stack, sink), signals)
+        return stack.clock.lateness, None if sink.meter is None else sink.meter.read()
 
 
-def _rollout(setup: RunSetup, stage: Stage, sink: Sink) -> RolloutRun:
+def _rollout(setup: RunSetup, stack: EngineStack, sink: Sink) -> RolloutRun:
     """Connect the policy, the agents and the engines; `sink` takes the journal."""
     cluster = setup.config.cluster
     return RolloutRun(
-        _agents(setup, stage),
+        _agents(setup, stack),
         RecordedCore(setup.controller(), sink),
-        stage.launcher,
-        stage.clock,
+        stack.launcher,
+        stack.clock,
         tool_capacity=cluster.tool_capacity,
         tool_limit_s=setup.config.runtime.tool_limit_s,
-        tool_pools=replace(setup.simulation, tool_scale=stage.tool_scale).tool_pools(stage.clock),
-        predictions=CoreEstimates(stage.clock, cluster.prediction_s),
-        solver=stage.solver,
+        tool_pools=replace(setup.simulation, tool_scale=stack.tool_scale).tool_pools(stack.clock),
+        predictions=CoreEstimates(stack.clock, cluster.prediction_s),
+        solver=stack.solver,
         report_interval_s=cluster.report_interval_s,
-        report_delay_s=stage.report_delay_s,
+        report_delay_s=stack.report_delay_s,
     )
 
 
-def _agents(setup: RunSetup, stage: Stage) -> Sequence[Agent]:
+def _agents(setup: RunSetup, stack: EngineStack) -> Sequence[Agent]:
     scripts = setup.workload.scripts
     first_arrival_s = min(script.arrival_s for script in scripts)
     return [
         ScriptedAgent(
             script,
-            stage.clock,
+            stack.clock,
             first_arrival_s=first_arrival_s,
-            tokens=stage.tokens,
-            tool_scale=stage.tool_scale,
+            tokens=stack.tokens,
+            tool_scale=stack.tool_scale,
         )
         for script in scripts
     ]

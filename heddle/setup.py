@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from heddle import knowledge
+from heddle import policy_inputs
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.disaggregation import disaggregation
 from heddle.cluster.failures import check_faults
@@ -26,14 +26,14 @@ from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation, Policy, PolicyContext
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
@@ -50,8 +50,8 @@ class RunSetup:
     workload: Workload
     profiles: ClusterProfiles
     """Of each GPU class."""
-    history: knowledge.HistorySource
-    model: knowledge.LoadedModel
+    history: policy_inputs.HistorySource
+    model: policy_inputs.LoadedModel
     predictor_model: Mapping[str, Any] | None
     """Name and hash of `model` if the policy's predictor uses it, else None."""
     context: PolicyContext
@@ -88,7 +88,7 @@ class RunSetup:
             driver=driver,
             trace_name=self.workload.trace.name,
             trace_sha256=self.workload.trace.sha256,
-            oracle=knowledge.sees_the_future(self.policy),
+            oracle=policy_inputs.sees_the_future(self.policy),
             history=self.history.plain(),
             predictor_model=self.predictor_model,
             context=self.context,
@@ -122,7 +122,7 @@ class Workspace:
         """
 
         def make() -> tuple[Scripts, FillReport]:
-            rules = knowledge.missing_rules(config.missing)
+            rules = policy_inputs.missing_rules(config.missing)
             scripts, fill = complete(self.trace(config.trace), rules=rules, seed=config.seed)
             return shuffled(scripts, config.seed), fill
 
@@ -159,16 +159,18 @@ class Workspace:
         """Load the profiles of a cluster; see `load_profiles`."""
         return self._keep("profiles", cluster, lambda: load_profiles(cluster))
 
-    def history(self, config: RunConfig, trace: Trace) -> knowledge.HistorySource:
-        """Find the history of a run of `trace`; see `heddle.knowledge.resolve_history`."""
+    def history(self, config: RunConfig, trace: Trace) -> policy_inputs.HistorySource:
+        """Find the history of a run of `trace`; see `heddle.policy_inputs.resolve_history`."""
         key = (config.history, config.missing, trace.sha256)
         return self._keep(
-            "history", key, lambda: knowledge.resolve_history(config.history, trace, config.missing)
+            "history",
+            key,
+            lambda: policy_inputs.resolve_history(config.history, trace, config.missing),
         )
 
-    def model(self, name: str) -> knowledge.LoadedModel:
-        """Load a predictor model; see `heddle.knowledge.load_predictor_model`."""
-        return self._keep("model", name, lambda: knowledge.load_predictor_model(name))
+    def model(self, name: str) -> policy_inputs.LoadedModel:
+        """Load a predictor model; see `heddle.policy_inputs.load_predictor_model`."""
+        return self._keep("model", name, lambda: policy_inputs.load_predictor_model(name))
 
     def _keep(
         self, kind: str, key: Hashable, make: Callable[[], T], at_most: int = KEPT_INPUTS
@@ -210,7 +212,7 @@ def prepare(
         profiles=profiles,
         history=history,
         model=model,
-        predictor_model=knowledge.model_used(model, policy.predictor, workload.trace),
+        predictor_model=policy_inputs.model_used(model, policy.predictor, workload.trace),
         context=context,
         policy=policy,
         simulation=simulation,
@@ -236,7 +238,7 @@ def make_policy(
 ) -> Policy:
     """Make the policy of a run; `scripts` are the input of oracles."""
     preset = config.policy.preset
-    return load_policy(preset, context, extra=knowledge.extras(preset, scripts, config.seed))
+    return load_policy(preset, context, extra=policy_inputs.extras(preset, scripts, config.seed))
 
 
 def makespan_bound(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> Bound:
@@ -325,8 +327,8 @@ def _context(
     profiles: ClusterProfiles,
     simulation: SimulationConfig,
     largest_tokens: int,
-    history: knowledge.HistorySource,
-    model: knowledge.LoadedModel,
+    history: policy_inputs.HistorySource,
+    model: policy_inputs.LoadedModel,
 ) -> PolicyContext:
     """Inputs of a policy: the cluster, estimated costs, and history.
 

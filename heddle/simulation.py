@@ -1,15 +1,15 @@
 """One run in the simulator: a set-up, the driver, and a run directory."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
-from heddle.cost.prices import Prices, RunCost, prices_of
+from heddle.cost.prices import Prices, prices_of
 from heddle.garbage import seldom_collected
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
@@ -19,7 +19,7 @@ from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
-from heddle_core.parts.planner.given import GivenEngines
+from heddle_core.parts.planner import GivenEngines
 from heddle_rollout.core import RecordedCore
 from heddle_runtime.clock import Lateness
 from heddle_runtime.cpu_load import CpuLoad
@@ -42,8 +42,6 @@ COLLECT_EVERY = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """A finished run."""
-
     policy: str
     seed: int
     path: Path
@@ -97,22 +95,18 @@ def simulate(
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
-    workload, gpus, prices = setup.workload, setup.profiles.pools, run_prices(setup)
-    config = prices.kept(setup.config, gpus)
-    facts = setup.facts("heddle_sim")
-    began_s = time.perf_counter()
+    workload = setup.workload
     with (
-        StopSignals(),
         seldom_collected(COLLECT_EVERY),
-        open_run(out, config, facts, config_text=config_text) as directory,
+        opened_run(setup, "heddle_sim", out, config_text=config_text) as opened,
     ):
-        sink = directory.record
+        sink = opened.directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
         core = RecordedCore(setup.controller(), sink)
         with policy_errors(setup.policy):
             simulate_rollout(workload.scripts, core, setup.simulation)
-        return finished(setup, directory, began_s, partial(prices.cost, gpus))
+        return opened.finished()
 
 
 def run_prices(setup: RunSetup) -> Prices:
@@ -124,28 +118,82 @@ def run_prices(setup: RunSetup) -> Prices:
     return prices_of(setup.config.prices, setup.profiles.pools)
 
 
-def finished(
-    setup: RunSetup,
-    directory: RunDirectory,
-    began_s: float,
-    cost: Callable[[float], RunCost],
-    lateness: Lateness | None = None,
-    load: CpuLoad | None = None,
-) -> RunResult:
-    """Close a run directory as finished.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRun:
+    """A run whose directory is open."""
 
-    `began_s` is of `time.perf_counter`; `lateness` is that of a clock in real time, and `load` what
-    other processes took of the machine meanwhile.
+    setup: RunSetup
+    directory: RunDirectory
+    signals: StopSignals
+    prices: Prices
+    gpus: Mapping[str, int]
+    """That cost something, by class."""
+    began_s: float
+    """Of `time.perf_counter`."""
+
+    def finished(
+        self,
+        lateness: Lateness | None = None,
+        load: CpuLoad | None = None,
+        *,
+        gpu_s: Mapping[str, float] | None = None,
+    ) -> RunResult:
+        """Close the run directory as finished.
+
+        `lateness` is that of a clock in real time, and `load` what other processes took of the
+        machine meanwhile. `gpu_s` are seconds of GPUs, where engines came and went.
+        """
+        config = self.setup.config
+        measured = self.directory.finish(
+            solo_tpot=self.setup.profiles.solo_tpot(),
+            notes={**self.setup.workload.notes, **load_figures(load)},
+            cost=lambda makespan_s: (
+                self.prices.cost(self.gpus, makespan_s)
+                if gpu_s is None
+                else self.prices.cost(gpu_s, 1.0)
+            ),
+            lateness=lateness,
+        )
+        wall_s = time.perf_counter() - self.began_s
+        path = self.directory.path
+        return RunResult(config.policy.preset, config.seed, path, measured.summary, wall_s)
+
+
+@contextmanager
+def opened_run(
+    setup: RunSetup,
+    driver: str,
+    out: Path,
+    *,
+    config_text: str | None,
+    engines: Mapping[str, Any] | None = None,
+    command_line: Sequence[str] | None = None,
+) -> Iterator[OpenedRun]:
+    """Open a run directory in `out`; `engines` are facts of real ones.
+
+    Raises:
+        ConfigError: a price is of an unknown class.
+        OSError: the run directory cannot be written.
+        KeyboardInterrupt: a signal ended the run.
     """
-    config = setup.config
-    measured = directory.finish(
-        solo_tpot=setup.profiles.solo_tpot(),
-        notes={**setup.workload.notes, **load_figures(load)},
-        cost=cost,
-        lateness=lateness,
-    )
-    wall_s = time.perf_counter() - began_s
-    return RunResult(config.policy.preset, config.seed, directory.path, measured.summary, wall_s)
+    prices, gpus = run_prices(setup), setup.profiles.pools
+    facts = setup.facts(driver, engines)
+    if command_line is not None:
+        facts = replace(facts, command_line=command_line)
+    began_s = time.perf_counter()
+    with (
+        StopSignals() as signals,
+        open_run(out, prices.kept(setup.config, gpus), facts, config_text=config_text) as directory,
+    ):
+        yield OpenedRun(
+            setup=setup,
+            directory=directory,
+            signals=signals,
+            prices=prices,
+            # vLLM on CPU has none.
+            gpus={} if (engines or {}).get("platform") == "cpu" else gpus,
+            began_s=began_s,
+        )
 
 
 def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -> Sink:

@@ -10,11 +10,11 @@ import numpy as np
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens
 from heddle.config_files import ConfigError
-from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
+from heddle_core.parts.placement.affinity import TaggedAffinity
 from heddle_core.policy import Policy
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 _TOOLS_NAMED: Final = 12
 
@@ -107,11 +107,12 @@ def check_tags(scripts: Scripts, tags: Mapping[str, str], pools: Collection[str]
     Raises:
         ConfigError: names the tag, and what there is.
     """
+    tasks = scripts.trajectory("task").words
     for task, gpu in tags.items():
-        if task not in scripts.task_names:
+        if task not in tasks:
             raise ConfigError(
                 f"policy.tags: {task}={gpu}: the workload has no such task; it has "
-                f"{', '.join(map(repr, scripts.task_names[:_TOOLS_NAMED]))}"
+                f"{', '.join(map(repr, tasks[:_TOOLS_NAMED]))}"
             )
         if gpu not in pools:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Events that a driver delivers to the controller: frozen data, names in the past tense.
+"""Events that a driver delivers to a controller: frozen data, names in the past tense.
 
 Every event carries the driver's clock in seconds since the run began. It holds only what a real
 engine or environment could report at that moment: no future length, no later prompt.
@@ -8,7 +8,15 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import (
+    EngineId,
+    EngineShape,
+    GpuPool,
+    GpuRole,
+    GroupId,
+    RolloutId,
+    TrajectoryId,
+)
 from heddle_core.plans import ResourcePlan
 
 StopReason: TypeAlias = Literal["tool_call", "answer", "length_limit", "error"]
@@ -231,6 +239,71 @@ class Tick(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     time_s: float
 
 
+# -- of an RL loop, beside those of its rollouts --------------------------------------------------
+
+
+class LoopStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The loop begins: the first event of a run."""
+
+    time_s: float
+
+
+class StartFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The environment of a trajectory did not start, so it never arrives."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    reason: str
+
+
+class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The reward of a finished trajectory. None: the reward service failed."""
+
+    time_s: float
+    trajectory: TrajectoryId
+    reward: float | None
+
+
+class GradientsAccumulated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The trainer has the gradients of a part of a batch."""
+
+    time_s: float
+    batch: int
+
+
+class Trained(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """The trainer has ended a batch."""
+
+    time_s: float
+    batch: int
+
+
+class EngineUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """An engine has weights `version`, and generates again."""
+
+    time_s: float
+    engine: EngineId
+    version: int
+
+
+class GpusAssigned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A pool of GPUs works for `role` now; unless `ok`, it could not, and is where it was."""
+
+    time_s: float
+    role: GpuRole
+    pool: GpuPool = "all"
+    ok: bool = True
+
+
+LoopEvent: TypeAlias = (
+    LoopStarted
+    | StartFailed
+    | Scored
+    | GradientsAccumulated
+    | Trained
+    | EngineUpdated
+    | GpusAssigned
+)
 Event: TypeAlias = (
     RolloutStarted
     | RolloutClosed
@@ -251,4 +324,5 @@ Event: TypeAlias = (
     | Predicted
     | WeightsUpdated
     | Tick
+    | LoopEvent
 )

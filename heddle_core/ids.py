@@ -10,6 +10,12 @@ GroupId = NewType("GroupId", str)
 
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 
+GpuRole: TypeAlias = Literal["rollout", "training"]
+
+GpuPool: TypeAlias = Literal["all", "hybrid"]
+"""GPUs that change sides: all of a colocated cluster, whose engines sleep meanwhile, or those of a
+hybrid pool, which have no engines while they train."""
+
 
 class EngineId(str):
     """A plan's name for an engine, and the number of its restart: ``"e3"``, then ``"e3+1"``.

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from mypy_extensions import mypyc_attr
 
 from heddle_core.engine_state import Engine
-from heddle_core.fewest import Tournament
 from heddle_core.ids import EngineId, TrajectoryId
+from heddle_core.tournament import Tournament
 from heddle_core.trajectory import TRANSITIONS, Phase, Trajectory
 
 RUNNING = ("running", "preempting")
@@ -62,7 +62,6 @@ class Ledger:
         return found
 
     def trajectory(self, trajectory: TrajectoryId) -> Trajectory:
-        """Return one trajectory."""
         found = self.trajectories.get(trajectory)
         if found is None:
             raise LedgerError(f"trajectory {trajectory!r} never arrived, or has finished")
@@ -320,7 +319,7 @@ class Ledger:
             del self.ended[t.id]
 
     def check(self) -> None:
-        """Assert the invariants that a state alone can show (docs/invariants.md 1, 3, 8, 9)."""
+        """Assert the invariants that a state alone can show (docs/architecture.md 1, 3, 8, 9)."""
         sessions: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         queued: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)
         running: dict[EngineId, int] = dict.fromkeys(self.known_engines, 0)

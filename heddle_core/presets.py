@@ -1,47 +1,30 @@
 """Named policies.
 
-A preset is one function below and one line in `PRESETS`. Its page under ``docs/policies/`` states
-what of the original is modelled. `heddle.policies.plugins` finds policies and parts of other
-packages.
+A preset is one function below and one line in `PRESETS`. Its paragraph in ``docs/policies.md``
+states what of the original is modelled. `heddle.policies.plugins` finds policies and parts of
+other packages.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from heddle_core.parts.admission.chunks import InChunks
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.admission.time_to_live import TimeToLive
-from heddle_core.parts.consolidation.tail import TailConsolidation
-from heddle_core.parts.migration.balance import Balance
-from heddle_core.parts.migration.carry import Carry
-from heddle_core.parts.migration.follow_rank import FollowRank
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.affinity import Affinity
+from heddle_core.parts import admission, migration, planner, predictor, scheduler
+from heddle_core.parts.consolidation import TailConsolidation
+from heddle_core.parts.placement.affinity import Affinity, TaggedAffinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
-from heddle_core.parts.placement.hybrid_ratio import HybridRatio
-from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.load_and_pin import (
+    HybridRatio,
+    LeastLoaded,
+    SharedKv,
+    Sticky,
+    StickyGroup,
+    StickyLeastSessions,
+)
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
-from heddle_core.parts.placement.shared_kv import SharedKv
-from heddle_core.parts.placement.sticky import Sticky
-from heddle_core.parts.placement.sticky_group import StickyGroup
-from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
-from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
-from heddle_core.parts.planner.equal_progress import EqualProgressPlan
-from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.parts.planner.searched import SearchedPlan
-from heddle_core.parts.planner.shares import SharesPlan
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.served import Served
-from heddle_core.parts.scheduler.fcfs import Fcfs
-from heddle_core.parts.scheduler.longest_total import LongestTotal
-from heddle_core.parts.scheduler.probes_first import ProbesFirst
-from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
-from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
 from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import Placement, Policy, PolicyContext
 
@@ -51,12 +34,12 @@ Factory: TypeAlias = Callable[[PolicyContext], Policy]
 def _baseline(context: PolicyContext, placement: Placement) -> Policy:
     """Return what all baselines share: no prediction, first come, no migration, one TP degree."""
     return Policy(
-        predictor=NoPrediction(),
-        scheduler=Fcfs(),
-        admission=PromptOnly(),
+        predictor=predictor.NoPrediction(),
+        scheduler=scheduler.Fcfs(),
+        admission=admission.PromptOnly(),
         placement=placement,
-        migration=Never(),
-        planner=FixedPlan(context),
+        migration=migration.Never(),
+        planner=planner.FixedPlan(context),
     )
 
 
@@ -98,20 +81,24 @@ def sticky_least_loaded(context: PolicyContext) -> Policy:
 def libra_cmlfq(context: PolicyContext) -> Policy:
     """C-MLFQ of Libra's paper: tool results choose the TP degree, and KV moves along."""
     return replace(
-        _baseline(context, Buckets()), migration=Carry(context), planner=SharesPlan(context)
+        _baseline(context, Buckets()),
+        migration=migration.Carry(context),
+        planner=planner.SharesPlan(context),
     )
 
 
 def libra_cmlfq_release(context: PolicyContext) -> Policy:
     """C-MLFQ as Libra released it in August 2026: a move is a prefill on the new engine."""
     buckets = Buckets(exceed_limit=True, totals_when_unknown=True)
-    return replace(_baseline(context, buckets), planner=SharesPlan(context))
+    return replace(_baseline(context, buckets), planner=planner.SharesPlan(context))
 
 
 def continuum(context: PolicyContext) -> Policy:
     """Continuum: KV stays through a tool call for a time that pays; trajectories in their order."""
     return replace(
-        _baseline(context, Sticky()), scheduler=ProgramFcfs(), admission=TimeToLive(context)
+        _baseline(context, Sticky()),
+        scheduler=scheduler.ProgramFcfs(),
+        admission=admission.TimeToLive(context),
     )
 
 
@@ -124,9 +111,9 @@ def seer(context: PolicyContext) -> Policy:
     """Seer: steps in chunks on any engine, a probe of each group first, then the longest groups."""
     return replace(
         _baseline(context, SharedKv(context)),
-        predictor=GroupPredictor(),
-        scheduler=ProbesFirst(),
-        admission=InChunks(),
+        predictor=predictor.GroupPredictor(),
+        scheduler=scheduler.ProbesFirst(),
+        admission=admission.InChunks(),
     )
 
 
@@ -149,11 +136,11 @@ def heddle(context: PolicyContext) -> Policy:
     """Our best configuration: no oracle, engines widened and balanced while it runs."""
     return Policy(
         predictor=learned(context),
-        scheduler=LongestTotal(),
+        scheduler=scheduler.LongestTotal(),
         admission=next_round(context),
         placement=Presorted(context),
-        migration=Balance(context),
-        planner=EqualProgressPlan(context),
+        migration=migration.Balance(context),
+        planner=planner.EqualProgressPlan(context),
         consolidation=TailConsolidation(context),
     )
 
@@ -161,12 +148,12 @@ def heddle(context: PolicyContext) -> Policy:
 def heddle_paper(context: PolicyContext) -> Policy:
     """Heddle as in arXiv 2603.28101, with our untrained predictor as an awaited service."""
     return Policy(
-        predictor=Served(progressive(context), awaited=True),
-        scheduler=ProgressivePriority(),
-        admission=PromptOnly(),
+        predictor=predictor.Served(progressive(context), awaited=True),
+        scheduler=scheduler.ProgressivePriority(),
+        admission=admission.PromptOnly(),
         placement=Presorted(context, cost="paper-simulated"),
-        migration=FollowRank(context),
-        planner=SearchedPlan(
+        migration=migration.FollowRank(context),
+        planner=planner.SearchedPlan(
             context,
             solver="anneal",
             cost="paper-simulated",

@@ -39,8 +39,6 @@ class RolloutSummary:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Rollout:
-    """An open rollout."""
-
     id: RolloutId
     weights_version: int
     announced: int | None

@@ -4,11 +4,10 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_engine
-from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
+from heddle_rollout.agents import ClientAgent, NextAction, ToolAnswer, ToolListener
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import Generation, GenerationEnd, Refusal
 
@@ -47,7 +46,6 @@ class _Dispatch:
         self.reported = 0
 
     def take(self, ids: Sequence[int]) -> None:
-        """Pass on new tokens."""
         if self.step is not None:
             self.reported += len(ids)
             self.step.take(ids)
@@ -58,22 +56,17 @@ class _Dispatch:
             self.step.live_logprobs.extend(logprobs)
 
 
-class GatewayAgent:
+class GatewayAgent(ClientAgent):
     """One trajectory; implements `Agent`."""
 
     __slots__ = (
         "_context",
         "_dispatch",
         "_end",
-        "_group",
-        "_id",
         "_kept",
-        "_listener",
         "_on_step",
-        "_prompt_tokens",
         "_rewritten",
         "_shared",
-        "_task",
         "last_prompt_tokens",
         "step",
     )
@@ -87,9 +80,8 @@ class GatewayAgent:
         on_step: StepListener,
     ) -> None:
         """`step` may have tokens already, of a generation that was cancelled."""
-        self._id, self._group, self._task = id_, group, task
+        super().__init__(id_, group, task, len(step.prompt_ids) + len(step.output_ids))
         self._on_step = on_step
-        self._listener: ToolListener | None = None
         self._shared = 0
         """Length of the prefix of the context that an engine had at the end of a dispatch."""
         self._rewritten = False
@@ -98,7 +90,6 @@ class GatewayAgent:
         self.step = step
         """The step under way, or the last one."""
         self._take_in(step)
-        self._prompt_tokens = len(self._context)
 
     def _take_in(self, step: ClientStep) -> None:
         self.step = step
@@ -109,44 +100,18 @@ class GatewayAgent:
         self._end = None
 
     @property
-    def id(self) -> TrajectoryId:
-        """Made of the session's name."""
-        return self._id
-
-    @property
-    def group(self) -> GroupId:
-        """The samples of one prompt."""
-        return self._group
-
-    @property
-    def task(self) -> str:
-        """What kind of task it is."""
-        return self._task
-
-    @property
-    def arrival_s(self) -> float:
-        """It arrives when it is admitted."""
-        return 0.0
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Size of the first prompt."""
-        return self._prompt_tokens
-
-    @property
     def context_ids(self) -> "array[int]":
         """The context so far; never changed in place."""
         return self._context
 
     @property
+    def context_tokens(self) -> int:
+        return len(self._context)
+
+    @property
     def runs(self) -> bool:
         """Whether an engine has its step."""
         return self._dispatch is not None and self._dispatch.step is not None
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for its client."""
-        return self._listener is not None
 
     # -- calls of the driver -----------------------------------------------------------------------
 
@@ -160,8 +125,8 @@ class GatewayAgent:
         step.dispatches += 1
         rewritten, self._rewritten = self._rewritten, False
         return StepRequest(
-            trajectory=self._id,
-            group=self._group,
+            trajectory=self.id,
+            group=self.group,
             prompt_tokens=len(self._context),
             shared_tokens=self._shared,
             rewritten=rewritten,
@@ -223,24 +188,13 @@ class GatewayAgent:
         )
 
     def call_tool(self, listener: ToolListener) -> None:
-        """Wait for the client."""
-        self._listener = listener
+        super().call_tool(listener)
         self._on_step.step_over(self)
-
-    def cancel_tool(self) -> None:
-        """Wait no more: the trajectory is cancelled."""
-        self._listener = None
-
-    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """End the trajectory."""
-        return self._ended("cancelled")
 
     # -- calls of the gateway ----------------------------------------------------------------------
 
     def begin(self, step: ClientStep) -> None:
         """The client has sent its next request; only while `waits`."""
-        listener, self._listener = self._listener, None
-        assert listener is not None, f"{self._id} does not wait for its client"
         before, prompt = self._context, step.prompt_ids + step.output_ids
         shared = common_prefix(before, prompt)
         # A template may write the last reply a little differently: that is no rewritten history.
@@ -248,17 +202,6 @@ class GatewayAgent:
         self._shared = min(shared, self._shared)
         added = len(prompt) - (shared if self._rewritten else len(before))
         self._take_in(step)
-        listener.tool_returned(
-            self._id,
-            ToolAnswer(ok=None, observation_tokens=added, context_tokens=len(prompt)),
+        self._tool_returns(
+            ToolAnswer(ok=None, observation_tokens=added, context_tokens=len(prompt))
         )
-
-    def end(self, outcome: Outcome) -> None:
-        """The client sends no more requests; only while `waits`."""
-        listener, self._listener = self._listener, None
-        assert listener is not None, f"{self._id} does not wait for its client"
-        listener.tool_returned(self._id, self._ended(outcome))
-
-    def _ended(self, outcome: Outcome) -> ToolAnswer:
-        tokens = len(self._context)
-        return ToolAnswer(ok=None, observation_tokens=0, context_tokens=tokens, outcome=outcome)

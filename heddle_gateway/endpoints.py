@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from heddle_gateway.answers import Reply, joined_logprobs, whole_answer, whole_finish
+from heddle_gateway.answers import Reply, joined_logprobs, tool_of, whole_answer, whole_finish
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_engine, of_renderer
 from heddle_gateway.front import FRONT, Front, Handler, json_response
@@ -32,7 +32,6 @@ from heddle_gateway.openai_api import (
     text_field,
 )
 from heddle_gateway.rendering import Renderer
-from heddle_gateway.reply_tools import tool_of
 from heddle_gateway.streams import DONE, HEAD_S, KEEP_ALIVE, TextStream, event, token_deltas
 from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 

@@ -24,8 +24,6 @@ EXPECT_S: Final = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """A registered engine."""
-
     spec: EngineSpec
     facts: EndpointFacts
     recalled: bool = False

@@ -38,7 +38,6 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The response."""
         return {"error": self.error} if self.whole is None else self.whole
 
 

@@ -151,7 +151,6 @@ class FakeControl:
         *,
         optional: bool = False,
     ) -> Mapping[str, Any]:
-        """Answer for every engine."""
         said = {"world_size": self._tp} if path == "/get_world_size" else {}
         return dict.fromkeys(self.names, said)
 
@@ -177,7 +176,6 @@ class WordRenderer:
         self._made = 0
 
     async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
-        """Make the prompt of a request."""
         ids = _chat(body) if endpoint.endswith("chat/completions") else _prompt(body)
         if not ids:
             raise _refused("the prompt is empty", "prompt")
@@ -198,7 +196,6 @@ class WordRenderer:
         output_ids: Sequence[int],
         end: GenerationEnd,
     ) -> dict[str, Any]:
-        """Make the response object."""
         chat = endpoint.endswith("chat/completions")
         message, made = self._message(output_ids), len(output_ids)
         self._made += 1

@@ -69,9 +69,7 @@ class EngineControl(Protocol):
         ...
 
     @property
-    def names(self) -> Sequence[str]:
-        """The engines."""
-        ...
+    def names(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,9 +1,20 @@
 """Request bodies to tokens and back. The gateway has no tokenizer: an engine's own code does it."""
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, Final, Protocol
 
-from heddle_runtime.generation import GenerationEnd, Refusal, Rendered
+from heddle_gateway.errors import no_engine
+from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
+from heddle_runtime.vllm_http.launcher import HttpLauncher
+from heddle_runtime.vllm_http.probe import EndpointFacts
+from heddle_runtime.vllm_http.rendering import HttpRenderer
+
+AGAIN_S: Final = 0.25
+"""Between two attempts to render while no engine can."""
+HEDGE_S: Final = 1.0
+"""After so long another engine is asked to render the same; what comes first counts."""
 
 
 class Renderer(Protocol):
@@ -73,3 +84,101 @@ class EngineCalls(Protocol):
             RenderError: the engine refused it.
         """
         ...
+
+
+class RenderingEngines:
+    """Renders at registered engines that work, in rotation; implements `Renderer` and
+    `EngineCalls`.
+
+    What fails at one is asked of another before a client hears of it.
+    """
+
+    def __init__(self, launcher: HttpLauncher, *, wait_s: float = 300.0) -> None:
+        """While no engine is registered, calls wait for `wait_s`."""
+        self._launcher, self._wait_s = launcher, wait_s
+        self._calls = count()
+
+    def facts(self) -> EndpointFacts | None:
+        """What engines are; None while none is registered."""
+        facts = [each.facts for each in (*self._launcher.usable, *self._launcher.registered)]
+        return max(facts, key=lambda each: len(each.answers), default=None)
+
+    async def render(self, *body: Any) -> Rendered:
+        found: Rendered = await self._first("render", body)
+        return found
+
+    async def derender(self, *generated: Any) -> dict[str, Any]:
+        found: dict[str, Any] = await self._first("derender", generated, ours=True)
+        return found
+
+    async def derender_more(self, *generated: Any) -> tuple[dict[str, Any], Any]:
+        """Make the choice of a stream's event."""
+        found: tuple[dict[str, Any], Any] = await self._first("derender_more", generated, ours=True)
+        return found
+
+    async def refusal(self, *body: Any) -> Refusal | None:
+        """Return what an engine says of a body that it refuses."""
+        found: Refusal | None = await self._first("refusal", body)
+        return found
+
+    async def call(self, *call: Any) -> Any:
+        return await self._first("call", call)
+
+    async def _first(self, method: str, args: Sequence[Any], *, ours: bool = False) -> Any:
+        """Call engines, the next first, until one answers.
+
+        `ours`: whether a refusal is no client's fault, so that another engine is asked too.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._launcher.any_registered()
+        except TimeoutError:
+            raise no_engine(self._wait_s) from None
+        until_s = asyncio.get_running_loop().time() + self._wait_s
+        while True:
+            try:
+                return await self._any(method, args, ours=ours)
+            except RenderError as failed:
+                # Where none can be reached, or all are busy, one may come back.
+                passing = failed.status in (429, 503)
+                if not passing or asyncio.get_running_loop().time() > until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
+
+    async def _any(self, method: str, args: Sequence[Any], *, ours: bool) -> Any:
+        """Call the engines that work, then the others, until one answers.
+
+        Raises:
+            RenderError: none did; the answer of the one that was reached last, if any was.
+        """
+        usable = self._launcher.usable
+        start = next(self._calls)
+        endpoints = [usable[(start + n) % len(usable)].endpoint for n in range(len(usable))]
+        endpoints += [e.endpoint for e in self._launcher.registered if e not in usable]
+        calls: dict[asyncio.Task[Any], None] = {}
+        failed: RenderError | None = None
+        try:
+            while endpoints or calls:
+                if endpoints:
+                    renderer = HttpRenderer(endpoints.pop(0), generates=True)
+                    call = asyncio.ensure_future(getattr(renderer, method)(*args))
+                    calls[call] = None
+                done, _ = await asyncio.wait(
+                    calls,
+                    timeout=HEDGE_S if endpoints else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for call in done:
+                    del calls[call]
+                    try:
+                        return call.result()
+                    except RenderError as refused:
+                        if not ours and refused.status < 500 and refused.status != 429:
+                            raise
+                        if failed is None or refused.status != 503:
+                            failed = refused
+        finally:
+            for call in calls:
+                call.cancel()
+        assert failed is not None
+        raise failed

@@ -261,7 +261,6 @@ class ClientSessions:
             self._cancel(agent.id, reason)
 
     def step_aborted(self, agent: GatewayAgent) -> None:
-        """See `StepListener`."""
         step = agent.step
         step.finish(GenerationEnd(finish_reason="abort"))
         self._call_soon(lambda: self._cancel(agent.id, step.abort_reason))
@@ -274,7 +273,6 @@ class ClientSessions:
             self._cancel(agent.id, str(error))
 
     def step_over(self, agent: GatewayAgent) -> None:
-        """See `StepListener`."""
         session, _ = self._of[agent.id]
         self._keep(session, agent.step)
         self._idle[agent.id] = self._now()

@@ -24,7 +24,6 @@ parser reads everything again each time."""
 
 
 def event(data: Mapping[str, Any]) -> bytes:
-    """Return one event."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 

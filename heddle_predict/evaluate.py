@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from heddle_core.events import StepFinished, ToolReturned
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import GroupPredictor, ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
-from heddle_predict.examples import Examples
+from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.measures import AFTER, Figures, figures
-from heddle_predict.model import Floats
+from heddle_predict.model import Floats, Model
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 
@@ -68,6 +67,12 @@ def judge_quantiles(
             found[:, at], questions.remaining[chosen], medians=found[:, middle], quantiles=found
         )
     return judged
+
+
+def judge_model(model: Model, source: Source, pace: Pace) -> ByStep:
+    """Play a source to a model; its figures after each number of steps."""
+    questions = examples(source.scripts, model.vocabulary, pace)
+    return judge_quantiles(questions, answers(model, questions), model.levels)
 
 
 def untrained(source: Source, pace: Pace) -> dict[str, ByStep]:

@@ -49,18 +49,15 @@ class TreesModel:
         return np.zeros(0)
 
     def update(self, states: Floats, rows: Floats) -> Floats:
-        """Return the states."""
         return states
 
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
         each, trees = self._both.each(rows), len(self.location)
         location, log_spread = each[:, :trees].sum(axis=1), each[:, trees:].sum(axis=1)
         spread = np.exp(np.minimum(np.maximum(log_spread, -LOG_BOUND), LOG_BOUND))
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
     def row_quantile(self, level: int) -> RowQuantile:
-        """See `Model`."""
         trees, error = len(self.location), float(self.errors[level])
         walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
         if walk is not None:

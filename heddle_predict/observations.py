@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.progressive import ProgressivePredictor, TrajectoryProgress
+from heddle_core.parts.predictor import ProgressivePredictor, TrajectoryProgress
 from heddle_core.policy import TrajectoryView
 from heddle_predict.features import Features, Own
 from heddle_predict.model import Floats, Vocabulary

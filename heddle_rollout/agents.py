@@ -1,9 +1,10 @@
 """The agent of one trajectory: its next prompt, and its tool calls.
 
 The driver uses agents only through this protocol. `ScriptedAgent` follows a recorded script.
-For a gateway, the tool is the client: its call returns with the session's next request.
+`ClientAgent` is the base of those whose steps a client requests.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -52,11 +53,11 @@ class Agent(Protocol):
     """One trajectory with its context, which the driver never reads."""
 
     @property
-    def id(self) -> TrajectoryId: ...  # noqa: D102
+    def id(self) -> TrajectoryId: ...
     @property
-    def group(self) -> GroupId: ...  # noqa: D102
+    def group(self) -> GroupId: ...
     @property
-    def task(self) -> str: ...  # noqa: D102
+    def task(self) -> str: ...
     @property
     def arrival_s(self) -> float:
         """Seconds after its rollout was opened; one that is admitted later arrives at once."""
@@ -98,3 +99,50 @@ class Agent(Protocol):
         Follows `cancel_tool`.
         """
         ...
+
+
+class ClientAgent(ABC):
+    """Base of agents whose tool is a client: its call returns with the client's next request."""
+
+    __slots__ = ("_listener", "group", "id", "prompt_tokens", "task")
+
+    arrival_s = 0.0
+
+    def __init__(self, id_: TrajectoryId, group: GroupId, task: str, prompt_tokens: int) -> None:
+        self.id, self.group, self.task = id_, group, task
+        self.prompt_tokens = prompt_tokens
+        self._listener: ToolListener | None = None
+
+    @property
+    @abstractmethod
+    def context_tokens(self) -> int:
+        """Size of the context so far."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its client."""
+        return self._listener is not None
+
+    def call_tool(self, listener: ToolListener) -> None:
+        self._listener = listener
+
+    def cancel_tool(self) -> None:
+        """Wait no more: the trajectory is cancelled."""
+        self._listener = None
+
+    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
+        return self._ended("cancelled")
+
+    def end(self, outcome: Outcome) -> None:
+        """The client sends no more requests; only while `waits`."""
+        self._tool_returns(self._ended(outcome))
+
+    def _tool_returns(self, answer: ToolAnswer) -> None:
+        listener, self._listener = self._listener, None
+        assert listener is not None, f"{self.id} does not wait for its client"
+        listener.tool_returned(self.id, answer)
+
+    def _ended(self, outcome: Outcome) -> ToolAnswer:
+        tokens = self.context_tokens
+        return ToolAnswer(ok=None, observation_tokens=0, context_tokens=tokens, outcome=outcome)

@@ -165,7 +165,6 @@ class Cluster:
             engine.abort(command.trajectory)
 
     def abort_all(self) -> None:
-        """Abort every running step."""
         for name in self._running:
             self.abort_running(name)
 
@@ -239,7 +238,6 @@ class Cluster:
     # -- reports of engines -----------------------------------------------------------------------
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        """See `EngineListener`."""
         client = self._starting.pop(engine, None)
         if client is None:
             return
@@ -259,7 +257,6 @@ class Cluster:
         self._thaw_if_started()
 
     def step_ended(self, engine: EngineId, result: StepResult) -> None:
-        """See `EngineListener`."""
         running = self._running.get(engine)
         if running is None:
             return
@@ -278,17 +275,14 @@ class Cluster:
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
-        """See `EngineListener`."""
         self.migrations.exported(trajectory, kv, move)
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
-        """See `EngineListener`."""
         self.migrations.placed(trajectory, placed, move)
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
-        """See `EngineListener`."""
         if self._updating.get(engine) == version:
             del self._updating[engine]
             then = self._on_updated.pop(engine, None)
@@ -296,14 +290,12 @@ class Cluster:
                 then()
 
     def engine_stopped(self, engine: EngineId) -> None:
-        """See `EngineListener`."""
         if self._closing.pop(engine, 0) is None:
             self._deliver(EngineStopped(time_s=self._clock.now_s, engine=engine))
 
     def engine_failed(
         self, engine: EngineId, reason: str, salvaged: Sequence[tuple[TrajectoryId, StepResult]]
     ) -> None:
-        """See `EngineListener`."""
         known = (
             self.engines.pop(engine, None) is not None
             or self._starting.pop(engine, None) is not None

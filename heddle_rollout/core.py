@@ -30,5 +30,4 @@ class RecordedCore:
 
     @property
     def deadline_s(self) -> float | None:
-        """The core's."""
         return self._core.deadline_s

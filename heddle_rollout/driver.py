@@ -133,9 +133,9 @@ class Driver:
         report_delay_s: float = REPORT_DELAY_S,
         on_idle: Callable[[], None] = lambda: None,
         on_error: Callable[[BaseException], None] = lambda error: None,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
-        carry_out: Mapping[type, Callable[[Any], None]] | None = None,
-        awaits: Callable[[], bool] | None = None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        handlers: Mapping[type, Callable[[Any], None]] | None = None,
+        expects_agents: Callable[[], bool] | None = None,
     ) -> None:
         """Without a prediction service the core's own estimate is returned. Without a solver a plan
         is searched in place, after its charged time.
@@ -146,9 +146,9 @@ class Driver:
         `on_idle` is called when the last open rollout is over and no engine is stopping; it may
         open more rollouts.
         `on_error` is called once, for an error after which no event is delivered: `StuckError`, or
-        a defect of the core, an agent or a service. `carry_out` executes the commands of a core
-        that has more than a rollout's, by their class; while `awaits` is false, open rollouts get
-        no more agents. `on_lost` is called with the tokens of a step of a cancelled trajectory.
+        a defect of the core, an agent or a service. `handlers` execute the commands of a core that
+        has more than a rollout's, by their class; while `expects_agents` is false, open rollouts
+        get no more agents. `on_tokens_lost` gets the tokens of a step of a cancelled trajectory.
         """
         self._core, self._clock = core, clock
         self._predictions = predictions or CoreEstimates(clock)
@@ -157,7 +157,7 @@ class Driver:
             clock, self, capacity=tool_capacity, limit_s=tool_limit_s, pools=tool_pools
         )
         self._report_interval_s, self._report_delay_s = report_interval_s, report_delay_s
-        self._on_idle, self._on_error, self._on_lost = on_idle, on_error, on_lost
+        self._on_idle, self._on_error, self._on_tokens_lost = on_idle, on_error, on_tokens_lost
         self._cluster = Cluster(
             clock,
             launcher,
@@ -186,8 +186,8 @@ class Driver:
         self._interrupted = self._closed = False
         self._held_dispatches: list[Dispatch] | None = None
         """That wait for `resume`; None without a pause."""
-        self._carry_out = self._of_rollouts() | dict(carry_out or {})
-        self._awaits = awaits
+        self._handlers = self._of_rollouts() | dict(handlers or {})
+        self._expects_agents = expects_agents
 
     def _of_rollouts(self) -> dict[type, Callable[[Any], None]]:
         return {
@@ -351,7 +351,7 @@ class Driver:
         return self._cluster.computes
 
     def deliver(self, event: Event) -> None:
-        """Deliver an event of `carry_out`'s services."""
+        """Deliver an event of a service of `handlers`."""
         self._deliver(event)
 
     def abort_running(self, engine: EngineId) -> None:
@@ -444,7 +444,7 @@ class Driver:
     def _execute(self, command: Command) -> None:
         if self._interrupted and not isinstance(command, Cancel):
             return  # every trajectory is about to be cancelled, which ends the command
-        self._carry_out[type(command)](command)
+        self._handlers[type(command)](command)
 
     def _stop(self, command: StopEngine) -> None:
         """Stop an engine; its dispatches that a pause holds back have not begun, and end."""
@@ -569,7 +569,7 @@ class Driver:
             if tracked is not None:
                 self._keep_tokens(tracked, result)
             else:
-                self._on_lost(trajectory, result.tokens)  # it was cancelled meanwhile
+                self._on_tokens_lost(trajectory, result.tokens)  # it was cancelled meanwhile
         return tracked is not None
 
     def _keep_tokens(self, tracked: _Trajectory, result: StepResult) -> NextAction | None:
@@ -587,7 +587,7 @@ class Driver:
     def _step_ended(self, engine: EngineId, result: StepResult) -> None:
         tracked = self._trajectories.get(result.trajectory)
         if tracked is None:
-            self._on_lost(result.trajectory, result.tokens)  # it was cancelled meanwhile
+            self._on_tokens_lost(result.trajectory, result.tokens)  # it was cancelled meanwhile
             if self._cluster.prefills_only(engine):
                 self._cluster.keep(result.trajectory, engine)
                 self._cluster.let_go(result.trajectory)
@@ -658,7 +658,6 @@ class Driver:
             self.service_failed(error)
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
-        """See `ToolListener`."""
         tracked = self._trajectories.get(trajectory)
         if tracked is None:
             self._check_soon()
@@ -681,7 +680,6 @@ class Driver:
         )
 
     def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
-        """See `ToolListener`."""
         self.service_failed(error)
 
     def _finish(self, tracked: _Trajectory, outcome: Outcome) -> None:
@@ -699,7 +697,6 @@ class Driver:
     # -- services ---------------------------------------------------------------------------------
 
     def predicted(self, command: Predict, remaining_tokens: float | None) -> None:
-        """See `ServiceListener`."""
         self._requests -= 1
         self._deliver(
             Predicted(
@@ -711,7 +708,6 @@ class Driver:
         )
 
     def plan_solved(self, command: SolvePlan, plan: ResourcePlan) -> None:
-        """See `ServiceListener`."""
         self._requests -= 1
         self._deliver(PlanSolved(time_s=self._clock.now_s, plan=command.plan, resource_plan=plan))
 
@@ -771,8 +767,8 @@ class Driver:
 
     def _is_all_here(self) -> bool:
         """Whether no more agents will be admitted before something else happens."""
-        if self._awaits is not None:
-            return not self._awaits()
+        if self._expects_agents is not None:
+            return not self._expects_agents()
         return all(rollout.complete for rollout in self._rollouts.values())
 
     def _check(self) -> None:

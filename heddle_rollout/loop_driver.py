@@ -7,14 +7,12 @@ inside the call that began the work.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
-from heddle_core.commands import Cancel
-from heddle_core.ids import TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Cancel,
     CloseRollout,
     Discard,
     OpenRollout,
@@ -23,9 +21,9 @@ from heddle_core.loop.commands import (
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
+from heddle_core.events import (
     EngineUpdated,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     LoopStarted,
@@ -33,8 +31,10 @@ from heddle_core.loop.events import (
     StartFailed,
     Trained,
 )
+from heddle_core.ids import TrajectoryId
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
+from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver
 
 OnStarted: TypeAlias = Callable[[StartTrajectory, Agent | None], None]
@@ -48,21 +48,12 @@ OnAssigned: TypeAlias = Callable[[AssignGpus, bool], None]
 """Gets whether the GPUs have changed sides."""
 
 
-class LoopCore(Protocol):
-    """Turns events into commands; implemented by `heddle_core.loop.controller.LoopController`."""
-
-    @property
-    def deadline_s(self) -> float | None:
-        """See `Core`."""
-        ...
+class LoopCore(Core, Protocol):
+    """The core of a loop; implemented by `heddle_core.loop.controller.LoopController`."""
 
     @property
     def over(self) -> bool:
         """Whether the loop has ended."""
-        ...
-
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
-        """See `Core`."""
         ...
 
 
@@ -126,7 +117,7 @@ class LoopServices:
 
 class LoopDriver:
     """Carries out the commands of a loop. `attach` the driver of its rollouts, made with
-    `carry_out`, before `start`.
+    `handlers`, before `start`.
     """
 
     def __init__(
@@ -146,12 +137,12 @@ class LoopDriver:
         self._pending = 0
         """Starts, rewards, trainings and moves of GPUs under way."""
 
-    def awaits(self) -> bool:
+    def expects_agents(self) -> bool:
         """Whether a service will answer, so that a loop in which nothing runs goes on."""
         return self._pending > 0
 
     @property
-    def carry_out(self) -> Mapping[type, Callable[[Any], None]]:
+    def handlers(self) -> Mapping[type, Callable[[Any], None]]:
         """What executes the loop's commands, by their class."""
         return {
             AccumulateGradients: self._accumulate,
@@ -186,8 +177,8 @@ class LoopDriver:
         if self._core.over:
             self._on_over()
 
-    def _deliver(self, event: AnyEvent) -> None:
-        self.driver.deliver(cast(Any, event))
+    def _deliver(self, event: Event) -> None:
+        self.driver.deliver(event)
         self.end_if_over()
 
     # -- commands ---------------------------------------------------------------------------------

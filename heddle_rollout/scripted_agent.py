@@ -10,8 +10,9 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
 from heddle_rollout.clock import Clock
 from heddle_rollout.engines import StepRequest, StepResult
+from heddle_trace.columns import OK
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import OK, ScriptSteps
+from heddle_trace.step_table import ScriptSteps
 
 
 class TokenSource:
@@ -49,13 +50,10 @@ class ScriptedAgent:
     """
 
     __slots__ = (
-        "_arrival_s",
         "_calls_tool",
         "_clock",
         "_context",
         "_first",
-        "_group",
-        "_id",
         "_index",
         "_last",
         "_made",
@@ -63,10 +61,13 @@ class ScriptedAgent:
         "_started",
         "_step",
         "_table",
-        "_task",
         "_tokens",
         "_tool_scale",
         "_truncated",
+        "arrival_s",
+        "group",
+        "id",
+        "task",
     )
 
     def __init__(
@@ -84,10 +85,10 @@ class ScriptedAgent:
 
         `id_` and `group` replace the script's, for a script that runs more than once.
         """
-        self._id = TrajectoryId(script.id) if id_ is None else id_
-        self._group = GroupId(script.group) if group is None else group
-        self._task, self._truncated = script.task, script.truncated
-        self._arrival_s = script.arrival_s - first_arrival_s
+        self.id = TrajectoryId(script.id) if id_ is None else id_
+        self.group = GroupId(script.group) if group is None else group
+        self.task, self._truncated = script.task, script.truncated
+        self.arrival_s = script.arrival_s - first_arrival_s
         self._clock, self._tokens, self._tool_scale = clock, tokens, tool_scale
         steps = ScriptSteps.of(script.steps)
         self._table = steps.table
@@ -108,26 +109,6 @@ class ScriptedAgent:
         """Tokens so far; None without a token source."""
         if tokens is not None:
             self._context = tokens.ids(f"prompt {script.group}", self.prompt_tokens)
-
-    @property
-    def id(self) -> TrajectoryId:
-        """Its name in the trace."""
-        return self._id
-
-    @property
-    def group(self) -> GroupId:
-        """The prompt that it is a sample of."""
-        return self._group
-
-    @property
-    def task(self) -> str:
-        """Its workload."""
-        return self._task
-
-    @property
-    def arrival_s(self) -> float:
-        """Seconds after the first arrival of the rollout."""
-        return self._arrival_s
 
     @property
     def prompt_tokens(self) -> int:
@@ -152,8 +133,8 @@ class ScriptedAgent:
         started, rewritten = self._started, self._rewritten
         self._started, self._rewritten = True, False
         return StepRequest(
-            trajectory=self._id,
-            group=self._group,
+            trajectory=self.id,
+            group=self.group,
             prompt_tokens=prompt + made,
             shared_tokens=prompt + made if started else shared,
             rewritten=rewritten,
@@ -187,12 +168,11 @@ class ScriptedAgent:
         """
         seconds = self._step[6] * self._tool_scale
         if not seconds >= 0.0:
-            raise ValueError(f"a tool call of {self._id} cannot take {seconds} s")
+            raise ValueError(f"a tool call of {self.id} cannot take {seconds} s")
         self._calls_tool = True
         self._clock.call_after(seconds, self._tool_ended, self._index, listener)
 
     def cancel_tool(self) -> None:
-        """Stop waiting."""
         self._calls_tool = False
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
@@ -203,7 +183,7 @@ class ScriptedAgent:
         if self._calls_tool and index == self._index:
             self._calls_tool = False
             step = self._step
-            listener.tool_returned(self._id, self._next_step(OK[step[5]], step[3]))
+            listener.tool_returned(self.id, self._next_step(OK[step[5]], step[3]))
 
     def _next_step(self, ok: bool | None, observation_tokens: int) -> ToolAnswer:
         step = self._step
@@ -222,6 +202,6 @@ class ScriptedAgent:
         self._rewritten = shared < end
         if self._tokens is not None and self._context is not None:
             kept = self._context[:shared]
-            name = f"step {index} of {self._id}"
+            name = f"step {index} of {self.id}"
             self._context = [*kept, *self._tokens.ids(name, prompt - len(kept))]
         return ToolAnswer(ok=ok, observation_tokens=observation_tokens, context_tokens=prompt)

@@ -58,7 +58,6 @@ class ChargedSolver:
         self._clock, self._planning_s = clock, planning_s
 
     def solve(self, command: SolvePlan, listener: ServiceListener) -> None:
-        """Wait, then search."""
         given_s = self._planning_s
         seconds = command.problem.charged_s if given_s is None else given_s
         self._clock.call_after(seconds, self._search, command, listener)

@@ -113,14 +113,12 @@ class ToolPool:
         self.active.clear()
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
-        """See `ToolListener`."""
         del self.active[trajectory]
         # The call that has waited longest begins before the listener can request another.
         self._begin_next(trajectory)
         self._listener.tool_returned(trajectory, answer)
 
     def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:
-        """See `ToolListener`."""
         del self.active[trajectory]
         self._listener.tool_failed(trajectory, error)
 

@@ -54,7 +54,6 @@ class SimEngineClient:
 
     @property
     def spec(self) -> EngineSpec:
-        """The requested engine."""
         return self._spec
 
     @property
@@ -216,7 +215,6 @@ class SimEngineClient:
         return busy_s * self._spec.shape.gpus
 
     def stop(self) -> None:
-        """End the engine."""
         self.die()
         self._clock.call_after(0.0, self._listener.engine_stopped, self._spec.engine)
 

@@ -2,26 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
-from simpy.core import EmptySchedule
-
-from heddle_core.events import EngineReady, TrajectoryFinished
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Command,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import AnyEvent
+from heddle_core.events import EngineReady, Event, TrajectoryFinished
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_core.loop.hybrid import HYBRID
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.core import Core
-from heddle_rollout.driver import Driver, StuckError
+from heddle_rollout.driver import Driver
 from heddle_rollout.loop_driver import (
     LoopCore,
     LoopDriver,
@@ -33,10 +30,9 @@ from heddle_rollout.loop_driver import (
     OnUpdated,
 )
 from heddle_rollout.scripted_agent import ScriptedAgent
-from heddle_rollout.services import ChargedSolver, CoreEstimates
-from heddle_sim.clock import SimEnvironment
 from heddle_sim.config import SimulationConfig
 from heddle_sim.engine_client import SimLauncher
+from heddle_sim.rollout import World
 from heddle_sim.services import ServiceConfig, ServicePool
 from heddle_trace.schema import TrajectoryScript
 
@@ -113,7 +109,6 @@ class SimulatedServices:
     # -- environments, rewards, training ----------------------------------------------------------
 
     def start(self, command: StartTrajectory, then: OnStarted) -> None:
-        """See `Environments`."""
         if self.alive is None:
             self._start(command, then)
         else:
@@ -144,7 +139,6 @@ class SimulatedServices:
             self.alive.release(trajectory)
 
     def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
-        """See `Rewards`."""
         script = self._world.script(start.group, start.sample)
         reward = script.reward or 0.0
 
@@ -156,21 +150,18 @@ class SimulatedServices:
     def accumulate(
         self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
     ) -> None:
-        """See `Accumulation`."""
         accumulate_s = self._world.accumulate_s
         assert accumulate_s is not None, "this world has no time of gradients by part"
         seconds = accumulate_s(_tokens(agents), self._hybrid_trains)
         self._clock.call_after(seconds, then, command.batch)
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
-        """See `Trainer`."""
         seconds = self._world.train_s(_tokens(agents), self._hybrid_trains)
         self._clock.call_after(seconds, then, command.batch)
 
     # -- GPUs and weights -------------------------------------------------------------------------
 
     def assign(self, command: AssignGpus, driver: Driver, then: OnAssigned) -> None:
-        """See `GpuSwitch`."""
         to_training = command.role == "training"
         seconds = self._world.to_training_s if to_training else self._world.to_rollout_s
         ok = True
@@ -204,7 +195,6 @@ class SimulatedServices:
             engine.pause()
 
     def update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
-        """See `WeightUpdates`."""
         delay_s = self._world.update_s - self._world.pause_s
         self._clock.call_after(delay_s, self._pause_for_update, command, driver, then)
 
@@ -227,7 +217,7 @@ class SimulatedServices:
         then(command)
 
 
-class LoopSimulation:
+class LoopSimulation(World):
     """An RL loop in simulated time, on a simulated cluster."""
 
     def __init__(
@@ -236,38 +226,19 @@ class LoopSimulation:
         config: SimulationConfig,
         world: LoopWorld,
         *,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
         launcher: Callable[..., SimLauncher] = SimLauncher,
     ) -> None:
-        """`on_lost` is called with the tokens of a step whose trajectory was cancelled.
-
-        `launcher` makes what starts the engines: another one may disturb them.
-        """
+        """`on_tokens_lost` is called with the tokens of a step whose trajectory was cancelled."""
+        super().__init__(config, partial(launcher, loaded=HYBRID))
         self._core = core
-        self._stop: list[object] = []
-        self._errors: list[BaseException] = []
-        self.env = SimEnvironment()
-        self.clock = clock = self.env.calendar
-        self.launcher = launcher(config, clock, loaded=HYBRID)
-        self.services = SimulatedServices(self.launcher, world, clock)
-        self._loop = LoopDriver(
-            core, clock, self.services.services, on_over=lambda: self._stop.append(None)
-        )
-        self.driver = Driver(
-            # Its events and commands are more than a rollout's; `carry_out` has the rest.
-            cast(Core, self),
-            self.launcher,
-            clock,
-            predictions=CoreEstimates(clock, config.prediction_s),
-            solver=ChargedSolver(clock, config.planning_s),
-            tool_capacity=config.tool_capacity,
-            tool_pools=config.tool_pools(clock),
-            report_interval_s=config.report_interval_s,
-            report_delay_s=config.report_delay_s,
+        self.services = SimulatedServices(self.launcher, world, self.clock)
+        self._loop = LoopDriver(core, self.clock, self.services.services, on_over=self.stop)
+        self.driver = self.driver_of(
+            self,
             on_idle=self._loop.end_if_over,
-            on_error=self._failed,
-            on_lost=on_lost,
-            carry_out=self._loop.carry_out,
+            on_tokens_lost=on_tokens_lost,
+            handlers=self._loop.handlers,
         )
         self._loop.attach(self.driver)
 
@@ -276,7 +247,7 @@ class LoopSimulation:
         """That of the loop's core; see `Core`."""
         return self._core.deadline_s
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """Hand an event to the loop's core; see `Core`."""
         commands = self._core.handle(event)
         if isinstance(event, TrajectoryFinished):
@@ -293,20 +264,7 @@ class LoopSimulation:
         """
         self._loop.start()
         self.launcher.schedule_faults()
-        try:
-            while not self._core.over and not self._errors:
-                self._stop.clear()
-                self.env.run_until(self._stop)
-        except EmptySchedule:
-            raise StuckError(
-                f"nothing is left to happen at {self.clock.now_s:.1f} s, and the loop is not over"
-            ) from None
-        if self._errors:
-            raise self._errors[0]
-
-    def _failed(self, error: BaseException) -> None:
-        self._errors.append(error)
-        self._stop.append(error)
+        self.run_while(lambda: not self._core.over, lambda: "the loop is not over")
 
 
 def _tokens(agents: Sequence[Agent]) -> list[int]:

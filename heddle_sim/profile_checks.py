@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from heddle_sim.profile_layouts import ProfileError, read_layout
-from heddle_sim.profile_parts import Costs, KernelFactors, TpTable
+from heddle_sim.profile_parts import KernelFactors, ProfileError, TpTable, read_layout
 
 if TYPE_CHECKING:
     from heddle_sim.profile_files import Profile
@@ -16,93 +15,68 @@ if TYPE_CHECKING:
 LONGEST_S = 3600.0
 """No time that a profile states is longer; a simulation with one that is would not end."""
 LARGEST = 10**15
-"""No size that a profile states is larger, in tokens, bytes or GPUs."""
+"""No size that a profile states is larger, in tokens, bytes or GPUs: no float would hold sums."""
 DECODE_ERRORS = ("median_pct", "worst_pct")
 LEFT_OUT = ("model", "class")
 SERVING_ERRORS, APART = ("runs", "tpot_mean_abs_pct"), ("tpot_unseen_mean_abs_pct",)
 
 
-def faults_of(profile: "Profile") -> list[str]:
+def faults_of(profile: "Profile") -> Iterator[str]:
     """Faults, each with its field and what it must be; none in a good file."""
-    faults: list[str] = []
     if not profile.tables:
-        faults.append("tables: at least one TP degree is needed")
-    faults.extend(_model_faults(profile))
-    faults.extend(_too_large(profile))
-    host = profile.host
-    for name, value in (
-        ("host.per_step_s", host.per_step_s),
-        ("host.per_running_s", host.per_running_s),
-        ("host.per_prefill_s", host.per_prefill_s),
-        ("transfer.fixed_s", profile.transfer.fixed_s),
-        ("belief_transfer.fixed_s", profile.belief_transfer.fixed_s),
-    ):
-        if not 0 <= value <= LONGEST_S:
-            faults.append(f"{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}")
-    faults.extend(_measured_faults(profile))
-    faults.extend(_error_faults(profile))
-    for where in ("transfer", "belief_transfer"):
-        rate: float = getattr(profile, where).bytes_per_s
-        if not (math.isfinite(rate) and rate > 0):
-            faults.append(f"{where}.bytes_per_s must be a positive finite number, not {rate}")
-    if profile.engine is not None:
-        for name, size in asdict(profile.engine).items():
-            if size < 1:
-                faults.append(f"engine.{name} must be 1 or more, not {size}")
-    for name, value in _seconds(profile.costs):
-        if not 0 <= value <= LONGEST_S:
-            faults.append(f"costs.{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}")
-    for tp, entry in profile.tables.items():
-        faults += [f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry)]
-    return faults
-
-
-def _model_faults(profile: "Profile") -> Iterator[str]:
+        yield "tables: at least one TP degree is needed"
     for name, text in (("model", profile.model), ("gpu", profile.gpu)):
         if not text.strip():
             yield f"{name} must be a name"
-    for name, number, least in (
-        ("kv_bytes_per_token", profile.kv_bytes_per_token, 1),
-        ("kv_heads", 1 if profile.kv_heads is None else profile.kv_heads, 1),
-        ("experts", profile.experts, 0),
-        ("attention_dp", profile.attention_dp, 1),
-    ):
-        if number < least:
-            yield f"{name} must be {least} or more, not {number}"
-
-
-def _too_large(profile: "Profile") -> Iterator[str]:
-    """Sizes that no float holds, which later sums would be."""
-    sizes: dict[str, float | None] = {
-        "kv_bytes_per_token": profile.kv_bytes_per_token,
-        "kv_heads": profile.kv_heads,
-        "experts": profile.experts,
-        "attention_dp": profile.attention_dp,
-    }
-    if profile.engine is not None:
-        sizes |= {f"engine.{name}": size for name, size in asdict(profile.engine).items()}
-    for tp, entry in profile.tables.items():
-        sizes[f"tables.{tp}.kv_capacity_tokens"] = entry.kv_capacity_tokens
-        sizes[f"tables.{tp}.belief.kv_capacity_tokens"] = entry.belief.kv_capacity_tokens
-        sizes[f"tables.{tp}.decode.batch"] = max(entry.decode.batch, default=0)
-        sizes[f"tables.{tp}.prefill.tokens"] = max(entry.prefill.tokens, default=0)
-        if entry.belief.filling is not None:
-            sizes[f"tables.{tp}.belief.filling.knee"] = entry.belief.filling.knee
-    for name, size in sizes.items():
-        if size is not None and size > LARGEST:
+    for name, size, least in _sizes(profile):
+        if size < least:
+            yield f"{name} must be {least} or more, not {size}"
+        if size > LARGEST:
             yield f"{name} must be at most {LARGEST:g}"
-
-
-def _measured_faults(profile: "Profile") -> Iterator[str]:
-    for version, times in (profile.host_versions or {}).items():
-        for name, value in asdict(times).items():
-            if not 0 <= value <= LONGEST_S:
-                where = f"host_versions.{version}.{name}"
-                yield f"{where} must be from 0 to {LONGEST_S:g} seconds, not {value:g}"
+    for section in ("host", "transfer", "belief_transfer", "host_versions", "costs"):
+        for name, value in numbers(section, getattr(profile, section)):
+            if name.endswith("bytes_per_s"):
+                if not (math.isfinite(value) and value > 0):
+                    yield f"{name} must be a positive finite number, not {value}"
+            elif name.endswith("_s") and not 0 <= value <= LONGEST_S:
+                yield f"{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}"
     factors = profile.kernel_factors or KernelFactors()
     smallest = min(factors.decode_on(1), factors.decode_on(64), factors.prefill)
     if not (math.isfinite(factors.decode_on(64)) and 0 < smallest < math.inf):
         yield "kernel_factors must be finite and above 0, on 1 to 64 GPUs"
+    yield from _error_faults(profile)
+    for tp, entry in profile.tables.items():
+        yield from (f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry))
+
+
+def _sizes(profile: "Profile") -> Iterator[tuple[str, int, int]]:
+    """Counts of tokens, bytes or GPUs by their names, with the least that each may be."""
+    yield "kv_bytes_per_token", profile.kv_bytes_per_token, 1
+    yield "kv_heads", 1 if profile.kv_heads is None else profile.kv_heads, 1
+    yield "experts", profile.experts, 0
+    yield "attention_dp", profile.attention_dp, 1
+    if profile.engine is not None:
+        for name, size in asdict(profile.engine).items():
+            yield f"engine.{name}", size, 1
+    for tp, entry in profile.tables.items():
+        where, filling = f"tables.{tp}", entry.belief.filling
+        yield f"{where}.belief.kv_capacity_tokens", entry.belief.kv_capacity_tokens, 0
+        yield f"{where}.kv_capacity_tokens", entry.kv_capacity_tokens, 0
+        yield f"{where}.decode.batch", max(entry.decode.batch, default=0), 0
+        yield f"{where}.prefill.tokens", max(entry.prefill.tokens, default=0), 0
+        if filling is not None:
+            yield f"{where}.belief.filling.knee", filling.knee, 1
+
+
+def numbers(where: str, value: object) -> Iterator[tuple[str, float]]:
+    """Every number of a section, by its place."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from numbers(f"{where}.{name}", inner)
+    elif isinstance(value, int | float):
+        yield where, value
 
 
 def _error_faults(profile: "Profile") -> Iterator[str]:
@@ -149,22 +123,6 @@ def _object_faults(
                 yield f"{where}.{name}.{each} must be a number, not {found.get(each)!r}"
 
 
-def _seconds(costs: Costs | None) -> Iterator[tuple[str, float]]:
-    """Every number under `costs`, by its name there."""
-    if costs is None:
-        return
-    for name, value in (("dispatch_s", costs.dispatch_s), ("abort_s", costs.abort_s)):
-        if value is not None:
-            yield name, value
-    for tp, lifetimes in costs.engines.items():
-        for name, value in asdict(lifetimes).items():
-            if value is not None:
-                yield f"engines.{tp}.{name}", value
-    if costs.reprefill is not None:
-        for name, value in asdict(costs.reprefill).items():
-            yield f"reprefill.{name}", value
-
-
 def _table_faults(tp: str, entry: TpTable) -> list[str]:
     faults: list[str] = []
     d, p, b, f = entry.decode, entry.prefill, entry.belief, entry.belief.filling
@@ -192,8 +150,6 @@ def _table_faults(tp: str, entry: TpTable) -> list[str]:
     ):
         if not all(0 <= v <= most for v in values):
             faults.append(f"{name} must hold numbers from 0 to {most:g}")
-    if f is not None and f.knee < 1:
-        faults.append(f"belief.filling.knee must be 1 or more, not {f.knee}")
     if d.base_ms and d.base_ms[0] <= 0:
         faults.append("decode.base_ms must be above 0: no step is free")
     return faults

@@ -18,9 +18,6 @@ from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
 from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
 from heddle_sim.profile_checks import faults_of
-from heddle_sim.profile_layouts import ProfileError as ProfileError
-from heddle_sim.profile_layouts import layout_name as layout_name
-from heddle_sim.profile_layouts import read_layout as read_layout
 from heddle_sim.profile_parts import (
     Costs,
     EngineSettings,
@@ -32,6 +29,9 @@ from heddle_sim.profile_parts import (
     TpTable,
     Transfer,
 )
+from heddle_sim.profile_parts import ProfileError as ProfileError
+from heddle_sim.profile_parts import layout_name as layout_name
+from heddle_sim.profile_parts import read_layout as read_layout
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 MAX_BATCH = 512

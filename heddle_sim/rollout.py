@@ -1,6 +1,7 @@
 """Runs recorded trajectories against a core in simulated time."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from simpy.core import EmptySchedule
 
@@ -15,25 +16,24 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_trace.schema import TrajectoryScript
 
 
-class Simulation:
-    """A driver in simulated time; `driver.open_rollout` and `driver.admit` give it work."""
+class World:
+    """A clock and simulated engines, in which a rollout or an RL loop runs."""
 
-    def __init__(
-        self,
-        core: Core,
-        config: SimulationConfig,
-        *,
-        launcher: Callable[[SimulationConfig, Clock], SimLauncher] = SimLauncher,
-    ) -> None:
+    def __init__(self, config: SimulationConfig, launcher: Callable[..., SimLauncher]) -> None:
         """`launcher` makes what starts the engines: another one may disturb them."""
+        self._config = config
         self._stop: list[object] = []
-        """Has an item once no rollout is open, or after an error."""
+        """Has an item once the run may be over, or after an error."""
         self._errors: list[BaseException] = []
         self.env = SimEnvironment()
         """Processes of a user may run in it."""
-        self.clock = clock = self.env.calendar
-        self.launcher = launcher(config, clock)
-        self.driver = Driver(
+        self.clock = self.env.calendar
+        self.launcher = launcher(config, self.clock)
+
+    def driver_of(self, core: Core, *, on_idle: Callable[[], None], **options: Any) -> Driver:
+        """A driver of this world's engines under `core`."""
+        clock, config = self.clock, self._config
+        return Driver(
             core,
             self.launcher,
             clock,
@@ -43,14 +43,50 @@ class Simulation:
             tool_pools=config.tool_pools(clock),
             report_interval_s=config.report_interval_s,
             report_delay_s=config.report_delay_s,
-            on_idle=lambda: self._stop.append(None),
+            on_idle=on_idle,
             on_error=self._failed,
+            **options,
         )
-        self.driver.start()
+
+    def stop(self) -> None:
+        """Let `run_while` look whether the run is over."""
+        self._stop.append(None)
 
     def _failed(self, error: BaseException) -> None:
         self._errors.append(error)
         self._stop.append(error)
+
+    def run_while(self, going: Callable[[], object], stuck: Callable[[], str]) -> None:
+        """Let time pass until a run is over. Raises the first error of the driver.
+
+        Raises:
+            StuckError: nothing is left to happen before that; `stuck` says what is open.
+        """
+        try:
+            while going() and not self._errors:
+                self._stop.clear()
+                self.env.run_until(self._stop)
+        except EmptySchedule:
+            raise StuckError(
+                f"nothing is left to happen at {self.clock.now_s:.1f} s, and {stuck()}"
+            ) from None
+        if self._errors:
+            raise self._errors[0]
+
+
+class Simulation(World):
+    """A driver in simulated time; `driver.open_rollout` and `driver.admit` give it work."""
+
+    def __init__(
+        self,
+        core: Core,
+        config: SimulationConfig,
+        *,
+        launcher: Callable[[SimulationConfig, Clock], SimLauncher] = SimLauncher,
+    ) -> None:
+        super().__init__(config, launcher)
+        self.driver = self.driver_of(core, on_idle=self.stop)
+        self.driver.start()
 
     def run(self) -> None:
         """Let time pass until no rollout is open.
@@ -58,19 +94,13 @@ class Simulation:
         Raises:
             StuckError: nothing is left to happen before that.
         """
-        errors = self._errors
-        try:
-            while self.driver.open_rollouts and not errors:
-                self._stop.clear()
-                self.env.run_until(self._stop)
-        except EmptySchedule:
-            names = ", ".join(self.driver.open_rollouts)
-            raise StuckError(
-                f"nothing is left to happen at {self.clock.now_s:.1f} s, and these rollouts are "
-                f"open: {names}. Admit their agents, or close them"
-            ) from None
-        if errors:
-            raise errors[0]
+        self.run_while(
+            lambda: self.driver.open_rollouts,
+            lambda: (
+                f"these rollouts are open: {', '.join(self.driver.open_rollouts)}. Admit their "
+                "agents, or close them"
+            ),
+        )
 
 
 def simulate_rollout(

@@ -141,15 +141,12 @@ class ServicePool:
         self._take(trajectory, begin)
 
     def acquire(self, trajectory: TrajectoryId, call: int, then: Callable[[float], None]) -> None:
-        """See `CallPool`."""
-
         def begin(cold_s: float) -> None:
             then(cold_s + self.drawn(trajectory, call, 0.0)[0])
 
         self._take(trajectory, begin)
 
     def release(self, trajectory: TrajectoryId) -> None:
-        """See `CallPool`."""
         if self._waiting.pop(trajectory, None) is not None or trajectory not in self._held:
             return
         self._count()

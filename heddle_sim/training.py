@@ -5,7 +5,6 @@
 `docs/training-time.md` has the formula, the errors on published steps, and what is not modelled.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -89,20 +88,7 @@ class TrainingTime:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.train_s + self.logprob_s + self.fixed_s
-
-
-def flops_per_token(model: str | TrainedModel, length: float) -> float:
-    """FLOPs of forward and backward for each token of a sample of `length` tokens.
-
-    ``6 * (active - input embedding) + 6 * layers * heads * head_dim * length``; the second term is
-    causal attention. Against token and FLOP rates that Megatron-Bridge publishes side by side
-    (docs/performance-summary.md), Llama-3 8B and 70B agree to 0.1 %, Qwen3 MoE to 0.3 %.
-    A forward pass alone is a third. Recomputed activations are not counted.
-    """
-    m = trained_model(model)
-    return 6 * m.multiplied + 6 * m.layers * m.heads * m.head_dim * length
 
 
 def step_flops(model: str | TrainedModel, lengths: Lengths) -> float:
@@ -231,18 +217,3 @@ class TrainingProfile:
             logprob_s=logprob_passes * (forward * logprob_stretch + FORWARD_GATHERS * fixed),
             fixed_s=fixed * optimizer_steps,
         )
-
-    def faults(self) -> list[str]:
-        """What is wrong with these numbers, as lines that name the field; none if nothing is."""
-        faults: list[str] = []
-        rates = [(f"mfu.{b}.{c}", v) for b, row in self.mfu.items() for c, v in row.items()]
-        rates += [(f"gpu_efficiency.{g}", v) for g, v in self.gpu_efficiency.items()]
-        rates += [(f"forward_speedup.{b}", v) for b, v in self.forward_speedup.items()]
-        rates += [(f"colocated_efficiency.{b}", v) for b, v in self.colocated_efficiency.items()]
-        for name, value in rates:
-            if not (math.isfinite(value) and value > 0):
-                faults.append(f"{name} must be a positive finite number, not {value}")
-        for backend, value in self.fixed_s_per_billion.items():
-            if not (math.isfinite(value) and value >= 0):
-                faults.append(f"fixed_s_per_billion.{backend} must be at least 0, not {value}")
-        return faults

@@ -63,7 +63,6 @@ class TrainingMemory:
 
     @property
     def needed_gib(self) -> float:
-        """All of it."""
         return self.states_gib + self.activations_gib + self.logits_gib + self.base_gib
 
 

@@ -79,19 +79,3 @@ class WeightUpdateProfile:
         prepare = one.prepare_bytes_per_s * (gpus / REFERENCE_GPUS) ** one.gpu_exponent
         total = one.setup_s + size / prepare + size / one.wire_bytes_per_s
         return WeightUpdateTime(total_s=total, pause_s=total * one.pause_share)
-
-    def faults(self) -> list[str]:
-        """What is wrong with these numbers, as lines that name the field; none if nothing is."""
-        faults: list[str] = []
-        for name, one in self.methods.items():
-            for what, value in (
-                ("prepare_bytes_per_s", one.prepare_bytes_per_s),
-                ("wire_bytes_per_s", one.wire_bytes_per_s),
-            ):
-                if not (math.isfinite(value) and value > 0):
-                    faults.append(f"{name}.{what} must be a positive finite number, not {value}")
-            if not (math.isfinite(one.setup_s) and one.setup_s >= 0):
-                faults.append(f"{name}.setup_s must be at least 0, not {one.setup_s}")
-            if not 0 <= one.pause_share <= 1:
-                faults.append(f"{name}.pause_share is between 0 and 1, not {one.pause_share}")
-        return faults

@@ -14,7 +14,6 @@ from heddle_trace.problems import Problem
 from heddle_trace.schema import StepRecord, StepScript, Trace, TrajectoryRecord, TrajectoryScript
 from heddle_trace.stats import TraceStats, describe
 from heddle_trace.synth import synth
-from heddle_trace.targets import Target, measured, targets
 
 __all__ = [
     "FieldFill",
@@ -24,7 +23,6 @@ __all__ = [
     "Problem",
     "StepRecord",
     "StepScript",
-    "Target",
     "Trace",
     "TraceError",
     "TraceStats",
@@ -32,12 +30,10 @@ __all__ = [
     "TrajectoryScript",
     "complete",
     "describe",
-    "measured",
     "open_gaps",
     "problems",
     "read_trace",
     "shuffled",
     "synth",
-    "targets",
     "write_trace",
 ]

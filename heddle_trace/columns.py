@@ -1,7 +1,12 @@
-"""Helpers for columns: words as codes, and slices of a column, one of each trajectory."""
+"""Columns of a trace, and slices of a column, one of each trajectory.
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+A value that is not recorded is `NONE` in columns of whole numbers, flags and codes of words, and
+NaN in columns of real numbers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +15,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Codes: TypeAlias = npt.NDArray[np.int32]
+Kind: TypeAlias = Literal["number", "real", "flag", "word"]
 
-NONE = -1
-"""The code of no word, and of a whole number or a flag that is not recorded."""
+NONE: Final = -1
+OK: Final = (False, True, None)
+"""Flags by code: the last answers to `NONE`."""
 
 
 class Words(dict[str | None, int]):
@@ -34,6 +41,121 @@ class Words(dict[str | None, int]):
     def listed(self) -> list[str]:
         """The words, each at its code."""
         return [word for word in self if word is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumn:
+    """One field of all trajectories, or of all steps."""
+
+    kind: Kind
+    values: npt.NDArray[Any]
+    words: Sequence[str] = ()
+    """Of a column of words, each at its code."""
+
+    @staticmethod
+    def nothing(kind: Kind, size: int) -> "TraceColumn":
+        """A column without a recorded value."""
+        value, of = (np.nan, np.float64) if kind == "real" else (NONE, np.int8)
+        return TraceColumn(kind, constant(value, size, of))
+
+    @property
+    def known(self) -> Bools:
+        """Whether each value is recorded."""
+        return ~np.isnan(self.values) if self.kind == "real" else self.values >= 0
+
+    @property
+    def ints(self) -> Ints:
+        """The values as whole numbers of 64 bits."""
+        return np.asarray(self.values, np.int64)
+
+    def recorded(self) -> npt.NDArray[Any]:
+        """The values that are recorded, in order."""
+        return self.values[self.known]
+
+    def occurring(self) -> dict[str, Ints]:
+        """Words of the column, in order of first sight, and where each occurs."""
+        members = by_code(self.values)
+        named = ((int(self.values[own[0]]), own) for own in members)
+        return {self.words[code]: own for code, own in named if code >= 0}
+
+    def of(self, positions: Ints | Bools | slice) -> "TraceColumn":
+        """The column of some positions."""
+        return TraceColumn(self.kind, self.values[positions], self.words)
+
+    def plain(self) -> list[Any]:
+        """Python values; None where nothing is recorded."""
+        values: list[Any] = self.values.tolist()
+        if self.kind == "flag":
+            return [OK[code] for code in values]
+        if self.kind == "word":
+            words = self.words
+            return [words[code] if code >= 0 else None for code in values]
+        known = self.known
+        return (
+            values
+            if known.all()
+            else [v if k else None for v, k in zip(values, known, strict=True)]
+        )
+
+
+class ColumnBuilder:
+    """Puts values into a column, part after part."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._words = Words()
+        self._parts: list[npt.NDArray[Any]] = []
+        self._known = False
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Add a part."""
+        nothing = values.count(None)
+        if nothing == len(values):
+            self._parts.append(TraceColumn.nothing(self._kind, nothing).values)
+            return
+        self._known = True
+        self._parts.append(self._encoded(values, bool(nothing)))
+
+    def joined(self) -> TraceColumn | None:
+        """The whole column; None where nothing is recorded."""
+        if not self._known:
+            return None
+        values = np.concatenate(self._parts)
+        self._parts = []
+        if len(values) and (values == values[0]).all():
+            values = constant(values[0], len(values), values.dtype)
+        return TraceColumn(self._kind, values, self._words.listed())
+
+    def _encoded(self, values: Sequence[Any], gaps: bool) -> npt.NDArray[Any]:
+        match self._kind:
+            case "word":
+                return self._words.codes(values)
+            case "flag":
+                return np.array([NONE if v is None else v for v in values], np.int8)
+            case "real":
+                return np.array(values, np.float64)
+            case "number":
+                known = [NONE if v is None else v for v in values] if gaps else values
+                return smallest(np.array(known, np.int64))
+
+
+class ColumnsBuilder:
+    """Columns of several fields of objects."""
+
+    def __init__(self, fields: Mapping[str, Kind], values: Callable[[Any], Sequence[Any]]) -> None:
+        self._values = values
+        self._builders = {name: ColumnBuilder(kind) for name, kind in fields.items()}
+
+    def add(self, objects: Iterable[Any]) -> None:
+        """Add a part."""
+        columns = zip(*map(self._values, objects), strict=True)
+        for values, builder in zip(columns, self._builders.values(), strict=False):
+            builder.add(values)
+
+    def columns(self) -> dict[str, TraceColumn]:
+        """Those with a recorded value."""
+        joined = ((name, builder.joined()) for name, builder in self._builders.items())
+        return {name: column for name, column in joined if column is not None}
 
 
 def constant(value: Any, size: int, kind: Any) -> Any:

@@ -1,7 +1,7 @@
 """Converts records to scripts: fills every gap by a stated rule, and counts it.
 
 It also rebuilds the context of a trajectory: the prompt of each generation, and the part of it that
-repeats the previous context. docs/trace-format.md states the rules in full.
+repeats the previous context. docs/traces.md states the rules in full.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,29 @@ from zlib import crc32
 
 import numpy as np
 
-from heddle_trace.columns import NONE, Bools, Floats, Ints, Words, by_code, carried
+from heddle_trace.columns import NONE, Bools, Floats, Ints, TraceColumn, Words, carried
 from heddle_trace.errors import TraceError
 from heddle_trace.filling import FieldFill, Gap, MissingRule, Pool
-from heddle_trace.records import Records, codes, numbers, reals
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.scripts import Scripts, StepTable, recorded_columns
+from heddle_trace.step_table import StepTable
+from heddle_trace.table import Records, Scripts
 from heddle_trace.tool_rules import read_tool_rule, stated_waits
 
 # Delays by people reach hours and are unrelated to tools, so neither replaces the other.
 USER: Final = "user"
 UNNAMED: Final = "unspecified"
 """The tool of a wait whose source names none."""
+
+
+_KEPT: Final = {
+    "group": "group_id",
+    "task": "workload",
+    "reward": "reward",
+    "reward_s": "reward_s",
+    "env_start_s": "env_start_s",
+    "rl_step": "step",
+}
+"""Fields of scripts that are those of records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +106,7 @@ def shuffled(scripts: Sequence[TrajectoryScript], seed: int) -> Scripts:
 def regrouped(scripts: Sequence[TrajectoryScript], rng: np.random.Generator) -> Scripts:
     """The scripts with their groups in an order drawn from `rng`; each group as it was."""
     columns = Scripts.of(scripts)
-    members = by_code(columns.groups)
+    members = list(columns.trajectory("group").occurring().values())
     order = [members[index] for index in rng.permutation(len(members))]
     return columns.take(np.concatenate(order)) if order else columns
 
@@ -121,12 +132,11 @@ class _Filler:
         self.output_tokens = gap("output_tokens", rules.output_tokens)
         self.gaps = (self.tool_s, self.tool_tokens, self.prompt_tokens, self.output_tokens)
         self.cap_s = rules.cap_tool_s if rules.cap_tool_s is not None else float("inf")
-        count = self.records.stop - self.records.start
-        self.stop = np.cumsum(count)
-        self.start = self.stop - count
-        self.tool = numbers(self.records.step("tool"))
-        self.tools = self.records.step("tool").words
-        self.input = numbers(self.records.step("input_tokens"))
+        self.start = self.records.first
+        self.stop = self.start + self.records.counts
+        tool = self.records.step("tool")
+        self.tool, self.tools = tool.ints, tool.words
+        self.input = self.records.step("input_tokens").ints
         self.prompt = self._prompts()
         self.output = self._outputs()
         self.added = self._added()
@@ -136,47 +146,42 @@ class _Filler:
         """Scripts of what was filled in. Raises TraceError where nothing could be drawn."""
         self._check_draws()
         columns = self._contexts() | self._calls()
-        columns["output_tokens"] = np.maximum(self.output, 1)
-        columns["tool_tokens"] = self.added
+        columns["output_tokens"] = TraceColumn("number", np.maximum(self.output, 1))
+        columns["tool_tokens"] = TraceColumn("number", self.added)
         records = self.records
-        group, task = records.trajectory("group_id"), records.trajectory("workload")
-        step = records.trajectory("step")
+        arrival_s = np.nan_to_num(records.trajectory("arrival_s").values)
+        truncated = records.trajectory("truncated").values == 1
         return Scripts(
-            ids=records.ids,
-            groups=codes(group),
-            group_names=group.words,
-            tasks=codes(task),
-            task_names=task.words,
-            arrival_s=np.nan_to_num(reals(records.trajectory("arrival_s"))),
-            truncated=records.trajectory("truncated").values == 1,
-            start=self.start,
-            stop=self.stop,
-            table=StepTable.made(columns, self.tools),
-            recorded=recorded_columns(
-                {
-                    "reward": reals(records.trajectory("reward")),
-                    "reward_s": reals(records.trajectory("reward_s")),
-                    "env_start_s": reals(records.trajectory("env_start_s")),
-                    "rl_step": np.where(step.known, step.values, np.nan),
-                }
-            ),
+            records.ids,
+            self.start,
+            self.stop,
+            {
+                **{
+                    name: column
+                    for name, recorded in _KEPT.items()
+                    if (column := records.trajectory(recorded)).known.any()
+                },
+                "arrival_s": TraceColumn("real", arrival_s),
+                "truncated": TraceColumn("flag", truncated.astype(np.int8)),
+            },
+            StepTable.made(columns),
         )
 
     def _prompts(self) -> Ints:
         """The first prompt of each trajectory."""
         gap, records = self.prompt_tokens, self.records
-        prompts = numbers(records.trajectory("prompt_tokens")).copy()
+        prompts = records.trajectory("prompt_tokens").ints.copy()
         measured = self.input[self.start]
         derived = (prompts < 0) & (measured >= 0)
         prompts[derived] = measured[derived]
-        gap.derive(int(derived.sum()))
+        gap.counts.derived = int(derived.sum())
         known = prompts >= 0
         gap.recorded = bool(known.any())
         lacking = np.flatnonzero(~known)
         if not len(lacking):
             return prompts
         group, task = records.trajectory("group_id"), records.trajectory("workload")
-        own, of_task = numbers(group)[lacking], numbers(task)[lacking]
+        own, of_task = group.ints[lacking], task.ints[lacking]
         filled = gap.fill(
             self.start[lacking],
             (Pool("group", group.words, group.values[known], prompts[known]), own),
@@ -189,7 +194,7 @@ class _Filler:
 
     def _outputs(self) -> Ints:
         gap = self.output_tokens
-        output = numbers(self.records.step("output_tokens")).copy()
+        output = self.records.step("output_tokens").ints.copy()
         known = output >= 0
         gap.recorded = bool(known.any())
         lacking = np.flatnonzero(~known)
@@ -207,13 +212,13 @@ class _Filler:
     def _added(self) -> Ints:
         """Tokens that tools append; `NONE` where a measured prompt decides them."""
         gap = self.tool_tokens
-        added = numbers(self.records.step("tool_tokens")).copy()
+        added = self.records.step("tool_tokens").ints.copy()
         lacking = added < 0
         last = np.zeros(len(added), np.bool_)
         last[self.stop - 1] = True
         measured = lacking & ~last
         measured[:-1] &= self.input[1:] >= 0
-        gap.derive(int(measured.sum()))
+        gap.counts.derived = int(measured.sum())
         called = lacking & ~last & ~measured & (self.tool >= 0)
         filled = self._of_tools(gap, np.flatnonzero(called), added, ~lacking)
         added[lacking & ~measured] = 0  # no generation reads what comes after a last step
@@ -222,13 +227,14 @@ class _Filler:
 
     def _waits(self) -> Floats:
         """Seconds of each tool; 0 where there is none."""
-        waits = reals(self.records.step("tool_s")).copy()
+        waits = self.records.step("tool_s").values.copy()
         lacking = np.isnan(waits)
         called = lacking & (self.tool >= 0)
         steps = np.flatnonzero(called)
         stated = stated_waits(self.tool_rule, self.tools, self.tool[steps], self.tool_s.rng)
-        typical = int(stated.typical.sum())
-        self.tool_s.state(typical=typical, constant=int(stated.settled.sum()) - typical)
+        counts = self.tool_s.counts
+        counts.typical = int(stated.typical.sum())
+        counts.constant = int(stated.settled.sum()) - counts.typical
         self.kinds = stated.kinds
         left = steps[~stated.settled]
         filled = self._of_tools(self.tool_s, left, waits, ~lacking)
@@ -254,7 +260,7 @@ class _Filler:
             (Pool("any tool", [""], anyone[recorded], values[recorded]), anyone[steps]),
         )
 
-    def _calls(self) -> dict[str, Any]:
+    def _calls(self) -> dict[str, TraceColumn]:
         """Columns of tools; something took time where one is unnamed, whatever it was."""
         tool, waits = self.tool, self.waits
         unnamed = (tool < 0) & (waits != 0.0)
@@ -265,12 +271,12 @@ class _Filler:
         over = waits > self.cap_s
         self.capped = int(over.sum())
         return {
-            "tool": tool,
-            "tool_ok": self.records.step("tool_ok").values,
-            "tool_s": np.where(over, self.cap_s, waits),
+            "tool": TraceColumn("word", tool, self.tools),
+            "tool_ok": self.records.step("tool_ok"),
+            "tool_s": TraceColumn("real", np.where(over, self.cap_s, waits)),
         }
 
-    def _contexts(self) -> dict[str, Any]:
+    def _contexts(self) -> dict[str, TraceColumn]:
         """Columns of prompts: as measured, else the sum of what came before.
 
         It settles `added` where a measured prompt decides it.
@@ -296,7 +302,10 @@ class _Filler:
         cached = self.records.step("cached_tokens").values
         held = (prompt < before) & (cached >= 0)
         shared[held] = np.minimum(shared[held], cached[held])
-        return {"prompt_tokens": prompt, "shared_tokens": shared}
+        return {
+            "prompt_tokens": TraceColumn("number", prompt),
+            "shared_tokens": TraceColumn("number", shared),
+        }
 
     def _check_draws(self) -> None:
         """Raise TraceError for the first step where nothing could be drawn."""
@@ -338,7 +347,7 @@ class _Filler:
 
     def report(self, seed: int) -> FillReport:
         return FillReport(
-            fields={gap.name: gap.counts() for gap in self.gaps},
+            fields={gap.name: gap.counts for gap in self.gaps},
             capped_tool_s=self.capped,
             raised_output_tokens=self.raised_outputs,
             raised_prompt_tokens=self.raised_prompts,
@@ -346,30 +355,22 @@ class _Filler:
         )
 
     def _assumptions(self, seed: int) -> list[str]:
-        lines = []
-        for gap in self.gaps:
-            if gap.zeroed:
-                lines.append(f"{gap.zeroed:,} missing {gap.name} taken as 0")
-            if gap.sampled:
-                lines.append(
-                    f"{gap.sampled:,} missing {gap.name} drawn from recorded ones (seed {seed})"
-                )
-            if gap.typical:
-                kinds = ", ".join(self.kinds)
-                lines.append(
-                    f"{gap.typical:,} missing {gap.name} drawn from typical ones of {kinds} "
-                    f"(seed {seed})"
-                )
-            if gap.constant:
-                lines.append(f"{gap.constant:,} missing {gap.name} as the rule says")
-            if gap.derived:
-                lines.append(f"{gap.derived:,} missing {gap.name} derived from input_tokens")
-        if self.measured_prompts:
-            lines.append(f"{self.measured_prompts:,} contexts taken from input_tokens, not summed")
-        if self.capped:
-            lines.append(f"{self.capped:,} tool waits cut at {self.cap_s:g} s")
-        if self.raised_outputs:
-            lines.append(f"{self.raised_outputs:,} generations of 0 tokens taken as 1")
-        if self.raised_prompts:
-            lines.append(f"{self.raised_prompts:,} empty prompts taken as 1 token")
-        return lines
+        ways = {
+            "zeroed": "taken as 0",
+            "sampled": f"drawn from recorded ones (seed {seed})",
+            "typical": f"drawn from typical ones of {', '.join(self.kinds)} (seed {seed})",
+            "constant": "as the rule says",
+            "derived": "derived from input_tokens",
+        }
+        fills = (
+            (getattr(gap.counts, way), f"missing {gap.name} {said}")
+            for gap in self.gaps
+            for way, said in ways.items()
+        )
+        others = (
+            (self.measured_prompts, "contexts taken from input_tokens, not summed"),
+            (self.capped, f"tool waits cut at {self.cap_s:g} s"),
+            (self.raised_outputs, "generations of 0 tokens taken as 1"),
+            (self.raised_prompts, "empty prompts taken as 1 token"),
+        )
+        return [f"{count:,} {what}" for count, what in (*fills, *others) if count]

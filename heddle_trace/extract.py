@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from heddle_core.events import (
     EngineFailed,
+    Event,
+    Scored,
     StepFinished,
     StepPreempted,
     ToolReturned,
@@ -19,7 +21,6 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import TrajectoryId
-from heddle_core.loop.events import AnyEvent, Scored
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import StepRecord, TrajectoryRecord
 
@@ -60,7 +61,7 @@ class _Going:
 
 
 def extract(
-    events: Iterable[AnyEvent],
+    events: Iterable[Event],
     *,
     source: str | None = None,
     model: str | None = None,
@@ -102,7 +103,7 @@ def extract(
     return tuple(records), ExtractReport(left_out=left_out)
 
 
-def _take(going: dict[TrajectoryId, _Going], event: AnyEvent) -> None:
+def _take(going: dict[TrajectoryId, _Going], event: Event) -> None:
     match event:
         case TrajectoryArrived(time_s=time_s, trajectory=trajectory, prompt_tokens=prompt):
             going[trajectory] = _Going(event, runnable_s=time_s, context=prompt)

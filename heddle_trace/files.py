@@ -8,7 +8,6 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
@@ -17,10 +16,10 @@ import msgspec
 
 from heddle_trace.errors import TraceError
 from heddle_trace.limits import MAX_FILE_BYTES
-from heddle_trace.problems import EMPTY, RECORD_DECODER, Problem, line_problems, problems_in
-from heddle_trace.records import RecordsBuilder
+from heddle_trace.problems import EMPTY, RECORD_DECODER, Problem, problems_in
 from heddle_trace.schema import Trace, TrajectoryRecord
-from heddle_trace.writing import packed, trace_path, whole
+from heddle_trace.table import Records, TableBuilder
+from heddle_trace.writing import TraceWriter
 
 _PIECE = 1024**2
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -33,7 +32,7 @@ def read_trace(path: str | Path) -> Trace:
     the line and the field.
     """
     path = Path(path)
-    digest, found = hashlib.sha256(), RecordsBuilder()
+    digest, found = hashlib.sha256(), TableBuilder(Records)
     decode = RECORD_DECODER.decode
     try:
         for line in _lines(path, digest.update):
@@ -65,46 +64,15 @@ def write_trace(path: str | Path, records: Sequence[TrajectoryRecord]) -> Trace:
     place and then renamed. Raises TraceError for records that could not be read back as they are,
     OSError when the disk refuses.
     """
-    path = trace_path(path)
-    digest = hashlib.sha256()
-    with (
-        whole(path) as stream,
-        packed(stream) if path.name.endswith(".gz") else nullcontext(stream) as file,
-    ):
-        piece = bytearray()
-        for line in _checked_lines(records, f"{path} (not written)"):
-            piece += line
-            if len(piece) >= _PIECE:
-                digest.update(piece)
-                file.write(piece)
-                piece.clear()
-        digest.update(piece)
-        file.write(piece)
-    return Trace(_name(path), records, digest.hexdigest())
-
-
-def _checked_lines(records: Sequence[TrajectoryRecord], label: str) -> Iterator[bytes]:
-    """The lines of records that can be read back as they are; else raises TraceError at the end."""
-    seen: dict[str, int] = {}
-    lost = ""
-    for number, record in enumerate(records, start=1):
-        line = msgspec.json.encode(record)
-        try:
-            back = RECORD_DECODER.decode(line)
-            sound = back.trajectory_id not in seen
-        except msgspec.MsgspecError:
-            sound = False
-        if not sound:
-            raise TraceError(f"{label}: {next(line_problems(number, line, seen))}")
-        seen[record.trajectory_id] = number
-        if back != record and not lost:  # NaN is encoded as null: a number would become a gap.
-            lost = (
-                f"{label}: line {number}: {record.trajectory_id!r} holds a value that does not "
-                "survive JSON; replace NaN and Infinity by None or a number"
-            )
-        yield line + b"\n"
-    if lost or not seen:
-        raise TraceError(lost or f"{label}: {EMPTY}")
+    with TraceWriter(path) as writer:
+        for number, record in enumerate(records, start=1):
+            try:
+                writer.write(record)
+            except TraceError as error:
+                raise TraceError(f"{path} (not written): line {number}: {error}") from None
+        if not writer.trajectories:
+            raise TraceError(f"{path} (not written): {EMPTY}")
+    return Trace(_name(writer.path), records, writer.sha256)
 
 
 def _lines(path: Path, digest: Callable[[bytes], object] = lambda piece: None) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """Stand-ins for values of one field that a trace lacks, and counts of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -36,17 +36,16 @@ class Pool:
         return self._values[self._start[own] + (draws * self._size[own]).astype(np.int64)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class FieldFill:
-    """How the gaps of one field were closed; `missing` is the sum of the others.
+    """How the gaps of one field were closed.
 
     `typical` were drawn from shipped distributions, `constant` are as the rule says.
     """
 
-    missing: int
-    derived: int
-    zeroed: int
-    sampled: int
+    derived: int = 0
+    zeroed: int = 0
+    sampled: int = 0
     typical: int = 0
     constant: int = 0
 
@@ -58,7 +57,12 @@ class FieldFill:
     @property
     def filled(self) -> int:
         """Values that do not follow from others."""
-        return self.missing - self.derived
+        return self.zeroed + self.constant + self.drawn
+
+    @property
+    def missing(self) -> int:
+        """All of them."""
+        return self.derived + self.filled
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,12 +72,7 @@ class Gap:
     name: str
     rule: MissingRule
     rng: np.random.Generator
-    missing: int = 0
-    derived: int = 0
-    zeroed: int = 0
-    sampled: int = 0
-    typical: int = 0
-    constant: int = 0
+    counts: FieldFill = field(default_factory=FieldFill)
     recorded: bool = False
     """Whether there is a value to draw from."""
     first: int = 0
@@ -81,42 +80,19 @@ class Gap:
     failed: tuple[int, str] | None = None
     """The first step where nothing could be drawn, and what was sought."""
 
-    def derive(self, count: int) -> None:
-        """Count values that follow from others."""
-        self.missing += count
-        self.derived += count
-
-    def state(self, *, typical: int, constant: int) -> None:
-        """Count values that the rule itself has, drawn from typical ones or constant."""
-        self.missing += typical + constant
-        self.typical += typical
-        self.constant += constant
-
     @property
     def open(self) -> int:
         """Values that neither follow from others nor are stated by the rule."""
-        return self.missing - self.derived - self.typical - self.constant
-
-    def counts(self) -> FieldFill:
-        """What was counted."""
-        return FieldFill(
-            missing=self.missing,
-            derived=self.derived,
-            zeroed=self.zeroed,
-            sampled=self.sampled,
-            typical=self.typical,
-            constant=self.constant,
-        )
+        return self.counts.zeroed + self.counts.sampled
 
     def fill(self, steps: Ints, *sources: tuple[Pool, Ints]) -> Any:
         """Stand-ins by the rule; "sample" takes the first source that has values for a step."""
-        self.missing += len(steps)
         self.first = int(steps[0]) if len(steps) else 0
         values = np.zeros(len(steps))
         if self.rule != "sample":
-            self.zeroed += len(steps)
+            self.counts.zeroed += len(steps)
             return values
-        self.sampled += len(steps)
+        self.counts.sampled += len(steps)
         draws = self.rng.random(len(steps))
         left: Bools = np.ones(len(steps), np.bool_)
         for pool, own in sources:

@@ -8,9 +8,8 @@ from heddle_core.estimate.equal_progress import RatesBeyond, ToolRates
 from heddle_core.estimate.group_cost import FloatArray
 from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
-from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 _QUANTILES = 256
 
@@ -26,16 +25,16 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
     return History(
         output_quantiles=tuple(float(q) for q in np.quantile(outputs, at)),
         appended_per_output=_appended(columns) / total,
-        tool_s_per_output=sum(columns.column("tool_s").tolist()) / total,
+        tool_s_per_output=sum(columns.step("tool_s").plain()) / total,
         group_totals={
-            GroupId(columns.group_names[columns.groups[own[0]]]): outputs[own].tolist()
-            for own in by_code(columns.groups)
+            GroupId(name): outputs[own].tolist()
+            for name, own in columns.trajectory("group").occurring().items()
         },
         tasks={
-            columns.task_names[columns.tasks[own[0]]]: levels_of(columns.take(own))
-            for own in by_code(columns.tasks)
+            name: levels_of(columns.take(own))
+            for name, own in columns.trajectory("task").occurring().items()
         },
-        step_output_tokens=total / int(columns.steps.sum()),
+        step_output_tokens=total / int(columns.counts.sum()),
         longest_output_tokens=float(outputs.max()),
         trajectories=len(columns),
     )
@@ -52,8 +51,7 @@ def tool_rates_of(scripts: Sequence[TrajectoryScript]) -> RatesBeyond:
     order = np.argsort(-outputs, kind="stable")
     lengths = outputs[order]
     made = np.cumsum(lengths.astype(np.float64))
-    first = np.cumsum(columns.steps) - columns.steps
-    tool_s = np.cumsum(np.add.reduceat(columns.column("tool_s"), first)[order]) / made
+    tool_s = np.cumsum(np.add.reduceat(columns.step("tool_s").values, columns.first)[order]) / made
     last = columns.table.rows["tool_tokens"][columns.stop - 1]
     appended = np.cumsum((columns.total("tool_tokens") - last)[order]) / made
 
@@ -68,9 +66,9 @@ def tool_rates_of(scripts: Sequence[TrajectoryScript]) -> RatesBeyond:
 def levels_of(scripts: Sequence[TrajectoryScript]) -> Levels:
     """Means over trajectories, steps, tool answers and prompts; at least 1 token each."""
     columns = Scripts.of(scripts)
-    count, steps = len(columns), int(columns.steps.sum())
+    count, steps = len(columns), int(columns.counts.sum())
     made = int(columns.total("output_tokens").sum())
-    prompts = int(columns.first("prompt_tokens").sum())
+    prompts = int(columns.table.rows["prompt_tokens"][columns.start].sum())
     return Levels(
         total_tokens=max(made / count, 1.0),
         step_tokens=max(made / steps, 1.0),

@@ -5,8 +5,9 @@ from zlib import crc32
 
 import numpy as np
 
+from heddle_trace.columns import TraceColumn
 from heddle_trace.errors import TraceError
-from heddle_trace.records import RecordColumn, Records, numbers
+from heddle_trace.table import Records
 
 _SIGMA: Final = 0.5
 """Of natural logarithms: starts whose image is cached, and rewards; assumed."""
@@ -29,21 +30,21 @@ def with_loop_fields(
     Raises:
         TraceError: a number out of range.
     """
-    columns: dict[str, RecordColumn | None] = {}
+    columns: dict[str, TraceColumn | None] = {}
     for name, median_s in (("env_start_s", env_start_s), ("reward_s", reward_s)):
         if median_s is not None:
             if not 0.0 <= median_s <= _MAX_MEDIAN_S:
                 raise TraceError(f"{name} is {median_s:g}; give 0 to {_MAX_MEDIAN_S:,.0f} seconds")
             rng = np.random.default_rng([seed, crc32(name.encode())])
             drawn = median_s * np.exp(_SIGMA * rng.standard_normal(len(records)))
-            columns[name] = RecordColumn("real", np.round(drawn, 4))
+            columns[name] = TraceColumn("real", np.round(drawn, 4))
     if steps is not None:
         _, first, own = np.unique(
-            numbers(records.trajectory("group_id")), return_index=True, return_inverse=True
+            records.trajectory("group_id").ints, return_index=True, return_inverse=True
         )
         groups = len(first)
         if not 1 <= steps <= groups:
             raise TraceError(f"steps is {steps}; give 1 to {groups:,}, the number of prompts")
         place = np.argsort(np.argsort(first))
-        columns["step"] = RecordColumn("number", place[own] * steps // groups)
+        columns["step"] = TraceColumn("number", place[own] * steps // groups)
     return records.changed(records.ids, columns)

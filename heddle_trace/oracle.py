@@ -13,7 +13,7 @@ from heddle_core.ids import TrajectoryId
 from heddle_core.policy import TrajectoryView
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 _STANDARD_NORMAL: Final = NormalDist()
 _HASH_BITS: Final = 53  # what a float holds exactly
@@ -113,11 +113,12 @@ class PaperQuality:
         self._logs: dict[str, float] = dict(zip(columns.ids, logs.tolist(), strict=True))
         self._seed = seed
         self._step_variance = step_sigma**2
-        prompts = len(columns.group_names)
-        samples = np.bincount(columns.groups, minlength=prompts)
-        means = np.bincount(columns.groups, logs, prompts) / np.maximum(samples, 1)
+        group = columns.trajectory("group")
+        prompts = len(group.words)
+        samples = np.bincount(group.values, minlength=prompts)
+        means = np.bincount(group.values, logs, prompts) / np.maximum(samples, 1)
         self._mean = float(logs.mean()) if len(logs) else 0.0
-        within = logs - means[columns.groups]
+        within = logs - means[group.values]
         self._within_variance = float(np.mean(within**2)) if len(logs) else 0.0
         between_variance = float(np.var(logs)) - self._within_variance if len(logs) else 0.0
         weight = between_variance / (between_variance + prompt_sigma**2)
@@ -125,7 +126,7 @@ class PaperQuality:
         self._prompts = {
             name: self._mean
             + weight * (mean + prompt_sigma * _standard_normal(seed, name) - self._mean)
-            for name, mean in zip(columns.group_names, means.tolist(), strict=True)
+            for name, mean in zip(group.words, means.tolist(), strict=True)
         }
         """Mean log total of each prompt, given what its text shows."""
         self._observed: dict[TrajectoryId, tuple[int, float]] = {}
@@ -146,7 +147,6 @@ class PaperQuality:
         """Ignore it."""
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Forget it."""
         self._observed.pop(t.id, None)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:

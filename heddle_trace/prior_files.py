@@ -17,8 +17,8 @@ from heddle_trace.complete import MissingRules, complete
 from heddle_trace.errors import TraceError
 from heddle_trace.history import history_of
 from heddle_trace.schema import Trace
-from heddle_trace.scripts import Scripts
 from heddle_trace.synth import synth
+from heddle_trace.table import Scripts
 from heddle_trace.workloads import WORKLOADS
 
 FOLDER: Final = Path(__file__).parent / "priors"

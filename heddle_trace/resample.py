@@ -6,10 +6,10 @@ from hashlib import blake2b
 
 import numpy as np
 
-from heddle_trace.columns import Ints
+from heddle_trace.columns import Ints, TraceColumn
 from heddle_trace.errors import TraceError
-from heddle_trace.records import RecordColumn, Records
 from heddle_trace.schema import Trace
+from heddle_trace.table import Records
 
 _TAG = 0x5E5A  # this draw's own stream, so that it shares none with other uses of a seed
 _LONG = 900  # characters of a name that a copy keeps; a name may have 1,000
@@ -70,7 +70,7 @@ def resample(
             used[place] += 1
             drawn.append(place)
             ids.append(_copy(records.ids[place], int(used[place]), taken))
-    group = RecordColumn("word", np.repeat(np.arange(groups, dtype=np.int32), samples), made)
+    group = TraceColumn("word", np.repeat(np.arange(groups, dtype=np.int32), samples), made)
     arrivals = records.trajectory("arrival_s").recorded()
     distinct = int((used > 0).sum())
     report = ResampleReport(

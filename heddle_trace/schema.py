@@ -64,7 +64,7 @@ class Trace:
 
     name: str
     records: Sequence[TrajectoryRecord]
-    """Made on demand from columns (`heddle_trace.records.Records`) when it was read from a file."""
+    """Made on demand from columns (`heddle_trace.table.Records`) when it was read from a file."""
     sha256: str
 
 

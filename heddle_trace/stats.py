@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from heddle_trace.columns import NONE, Floats, carried, sums
+from heddle_trace.columns import NONE, Floats, TraceColumn, carried, sums
 from heddle_trace.complete import USER, open_gaps
-from heddle_trace.records import RecordColumn, Records, numbers
 from heddle_trace.schema import Trace, TrajectoryRecord
+from heddle_trace.table import Records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +97,14 @@ class TraceStats:
 
 
 def describe(trace: Trace) -> TraceStats:
-    """The statistics of a trace, defined as in docs/trace-format.md."""
+    """The statistics of a trace, defined as in docs/traces.md."""
     records = Records.of(trace.records)
     tool = records.step("tool")
     waits, added, ok = (records.step(name) for name in ("tool_s", "tool_tokens", "tool_ok"))
     made, prompts = records.step("output_tokens"), records.trajectory("prompt_tokens")
     called = tool.values >= 0
     people = called & (tool.values == (tool.words.index(USER) if USER in tool.words else NONE))
-    steps = records.stop - records.start
+    steps = records.counts
     output, lengths = spread(output_totals(records)), spread(steps)
     trained = records.trajectory("step").recorded()
     return TraceStats(
@@ -157,9 +157,9 @@ def _over_median(values: Spread, value: float | None) -> float | None:
 def output_totals(records: Records) -> Floats:
     """Output tokens of each trajectory; NaN where a part of them is not recorded."""
     made = records.step("output_tokens")
-    stop = np.cumsum(records.stop - records.start)
-    start = stop - (records.stop - records.start)
-    whole = sums(made.known, start, stop) == stop - start
+    start = records.first
+    stop = start + records.counts
+    whole = sums(made.known, start, stop) == records.counts
     return np.where(whole, sums(made.values, start, stop), np.nan)
 
 
@@ -190,7 +190,7 @@ def group_stats(trajectories: Sequence[TrajectoryRecord]) -> GroupStats:
 
 
 def _tools(
-    tool: RecordColumn, waits: RecordColumn, added: RecordColumn, ok: RecordColumn
+    tool: TraceColumn, waits: TraceColumn, added: TraceColumn, ok: TraceColumn
 ) -> tuple[ToolStats, ...]:
     """Per tool, most called first."""
     return tuple(
@@ -206,22 +206,22 @@ def _tools(
     )
 
 
-def _waited(records: Records, waits: RecordColumn) -> Floats:
+def _waited(records: Records, waits: TraceColumn) -> Floats:
     """Recorded seconds away from the engine of each trajectory that has any."""
-    known, count = waits.known, records.stop - records.start
+    known, count = waits.known, records.counts
     owner = np.repeat(np.arange(len(count)), count)[known]
     total = np.bincount(owner, weights=waits.values[known], minlength=len(count))
     return np.asarray(total[np.bincount(owner, minlength=len(count)) > 0], np.float64)
 
 
-def _share(flags: RecordColumn) -> float | None:
+def _share(flags: TraceColumn) -> float | None:
     known = flags.recorded()
     return int((known == 1).sum()) / len(known) if len(known) else None
 
 
 def _max_context(records: Records) -> int:
     prompts, measured, made, added = (
-        numbers(column)
+        column.ints
         for column in (
             records.trajectory("prompt_tokens"),
             records.step("input_tokens"),
@@ -229,8 +229,7 @@ def _max_context(records: Records) -> int:
             records.step("tool_tokens"),
         )
     )
-    count = records.stop - records.start
-    first = np.cumsum(count) - count
+    first = records.first
     known = measured >= 0
     base = np.where(known, measured, 0)
     base[first] = np.where(known[first], measured[first], np.maximum(prompts, 0))

@@ -19,9 +19,9 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from heddle_trace.columns import NONE, Bools, Codes, Floats, Ints, constant
+from heddle_trace.columns import NONE, Bools, Codes, Floats, Ints, Kind, TraceColumn, constant
 from heddle_trace.errors import TraceError
-from heddle_trace.records import Kind, RecordColumn, Records
+from heddle_trace.table import Records
 from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS, WorkloadSpec
 
 # Raised whenever equal arguments begin to give other trajectories. Stands in each record's source.
@@ -76,9 +76,9 @@ def synth(
     stop = np.cumsum(count)
     names = [f"{workload}-{number:05d}" for number in range(groups)]
 
-    def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> RecordColumn:
+    def of_call(kind: Kind, values: npt.NDArray[Any], words: Sequence[str] = ()) -> TraceColumn:
         none = np.nan if kind == "real" else NONE
-        return RecordColumn(kind, np.where(answered, values[at], none).astype(values.dtype), words)
+        return TraceColumn(kind, np.where(answered, values[at], none).astype(values.dtype), words)
 
     return Records(
         [
@@ -88,14 +88,14 @@ def synth(
         stop - count,
         stop,
         {
-            "group_id": RecordColumn("word", group.astype(np.int32), names),
-            "workload": RecordColumn("word", constant(0, trajectories, np.int32), [workload]),
-            "prompt_tokens": RecordColumn("number", prompt[group]),
-            "source": RecordColumn("word", constant(0, trajectories, np.int32), [source]),
-            "truncated": RecordColumn("flag", np.where(cut, 1, NONE).astype(np.int8)),
+            "group_id": TraceColumn("word", group.astype(np.int32), names),
+            "workload": TraceColumn("word", constant(0, trajectories, np.int32), [workload]),
+            "prompt_tokens": TraceColumn("number", prompt[group]),
+            "source": TraceColumn("word", constant(0, trajectories, np.int32), [source]),
+            "truncated": TraceColumn("flag", np.where(cut, 1, NONE).astype(np.int8)),
         },
         {
-            "output_tokens": RecordColumn(
+            "output_tokens": TraceColumn(
                 "number", np.minimum(outputs, left)[kept].astype(np.int32)
             ),
             "tool": of_call("word", tools, [name for name, _ in numbers.tools]),

@@ -2,7 +2,7 @@
 
 Sources: Heddle (arXiv 2603.28101: experimental setting, Table 1), Libra (arXiv 2606.03077), and
 recorded traces: tbench (Terminal-Bench), tau2 (retail tickets), hotpotqa (ReAct), MINT. What each
-number rests on is in docs/workloads.md, with recorded and synthetic figures side by side.
+number rests on is in docs/traces.md, with recorded and synthetic figures side by side.
 """
 
 from collections.abc import Mapping

@@ -17,6 +17,9 @@ from heddle_trace.limits import MAX_FILE_BYTES
 from heddle_trace.problems import RECORD_DECODER, line_problems
 from heddle_trace.schema import TrajectoryRecord
 
+_PIECE_BYTES = 1024**2
+"""Of a trace, written at once."""
+
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
@@ -47,32 +50,27 @@ def packed(stream: BinaryIO) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, gz)
 
 
-def trace_path(path: str | Path) -> Path:
-    """Check the name of a trace to be written. Raises TraceError."""
-    path = Path(path)
-    if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        raise TraceError(f"{path}: a trace must be named *.jsonl or *.jsonl.gz")
-    return path
-
-
 class TraceWriter:
     """Writes a trace one record at a time, in memory that does not grow with it.
 
     A context manager: the file appears when the block ends without an error. Equal records give
-    the bytes that `write_trace` gives.
+    equal bytes.
     """
 
     def __init__(self, path: str | Path) -> None:
         """Raise TraceError for a name that is not a trace's."""
-        self.path = trace_path(path)
+        self.path = Path(path)
+        if not self.path.name.endswith((".jsonl", ".jsonl.gz")):
+            raise TraceError(f"{path}: a trace must be named *.jsonl or *.jsonl.gz")
         self.trajectories = 0
         self._bytes = 0
+        self._piece = bytearray()
         self._hash = hashlib.sha256()
         self._stack = ExitStack()
 
     @property
     def sha256(self) -> str:
-        """Hash of the uncompressed bytes so far."""
+        """Hash of the uncompressed bytes, once they are written."""
         return self._hash.hexdigest()
 
     def __enter__(self) -> "TraceWriter":
@@ -95,7 +93,11 @@ class TraceWriter:
         trace: TracebackType | None,
     ) -> None:
         """Rename the file to its path, or remove it."""
-        self._stack.__exit__(kind, error, trace)
+        if error is not None:
+            self._stack.__exit__(kind, error, trace)
+        else:
+            with self._stack:
+                self._flush()
 
     def write(self, record: TrajectoryRecord) -> None:
         """Add a record.
@@ -121,7 +123,13 @@ class TraceWriter:
         except sqlite3.IntegrityError:
             message = f"trajectory_id {record.trajectory_id!r} is taken by an earlier record"
             raise TraceError(message) from None
-        self._stream.write(line)
-        self._hash.update(line)
+        self._piece += line
         self._bytes += len(line)
         self.trajectories += 1
+        if len(self._piece) >= _PIECE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._hash.update(self._piece)
+        self._stream.write(self._piece)
+        self._piece.clear()

@@ -1,4 +1,4 @@
-"""Heddle in verl: a router for `actor_rollout_ref.rollout.router_config_path`; see docs/verl.md.
+"""Heddle in verl: a router for `rollout.router_config_path`; see docs/frameworks.md.
 
 `ray` and `verl` are those of the environment that trains. Agent loops import this package, too, so
 what only the router needs is imported with it.

@@ -34,23 +34,17 @@ class StepFailedError(RuntimeError):
     """A step that no engine will run; the message has the reason."""
 
 
-class _PrioritiesOf:
-    """A core that keeps the priority of each step until it is dispatched."""
+class _Priorities:
+    """The priority of each step until it is dispatched."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self) -> None:
         self._priorities: dict[TrajectoryId, float] = {}
 
-    @property
-    def deadline_s(self) -> float | None:
-        return self._core.deadline_s
-
-    def handle(self, event: Event) -> Sequence[Command]:
-        commands = self._core.handle(event)
+    def take(self, event: Event, commands: Sequence[Command]) -> None:
+        """A `Sink`: the commands are about to be executed."""
         for command in commands:
             if isinstance(command, Dispatch):
                 self._priorities[command.trajectory] = command.priority
-        return commands
 
     def pop(self, trajectory: TrajectoryId) -> int:
         """vLLM's priority: an integer, lower first. Ours may be a time of a few seconds."""
@@ -70,8 +64,10 @@ class Dispatcher:
         settings, context = prepared.settings, prepared.setup.context
         loop = asyncio.get_running_loop()
         self._clock = RunClock(loop)
-        core: Core = prepared.setup.controller()
-        priorities = _PrioritiesOf(core if sink is None else RecordedCore(core, sink))
+        priorities = _Priorities()
+        core: Core = RecordedCore(prepared.setup.controller(), priorities.take)
+        if sink is not None:
+            core = RecordedCore(core, sink)
         self._launcher = FrameworkLauncher(
             context.cost.by_shape[context.shape],
             loop.time,
@@ -80,12 +76,12 @@ class Dispatcher:
             abort=abort,
         )
         self._driver = Driver(
-            priorities,
+            core,
             self._launcher,
             self._clock,
             report_interval_s=0.0,
             on_error=self._on_error,
-            carry_out={Cancel: self._cancel},
+            handlers={Cancel: self._cancel},
         )
         self._shape, self._max_running = context.shape, context.max_running
         # A proxy reports before its client goes on; a client's own release waits for nothing.

@@ -44,7 +44,6 @@ class DecodeClock:
         self._context_tokens = 0
 
     def begin(self, request: StepRequest) -> None:
-        """A step has begun."""
         self._advance()
         prefill_s = self._cost.prefill_s * (request.prompt_tokens - request.shared_tokens)
         before = self._made + prefill_s / self._iteration_s(1, request.prompt_tokens)
@@ -119,7 +118,7 @@ class FrameworkEngine:
         if call.released:
             # The client ended it while the driver looked for another engine.
             self._parked[trajectory] = call
-            asyncio.get_running_loop().call_soon(self._end_released, trajectory)
+            asyncio.get_running_loop().call_soon(self._end_parked, trajectory, True)
         elif self.removed or self.paused:
             self._parked[trajectory] = call
         else:
@@ -141,17 +140,12 @@ class FrameworkEngine:
             )
         call.grant(grant)
 
-    def _end_released(self, trajectory: TrajectoryId) -> None:
-        if self._parked.pop(trajectory, None) is not None:
-            result = StepResult(trajectory=trajectory, tokens=0, finished=True)
-            self._listener.step_ended(self.spec.engine, result)
-
     def resume(self) -> None:
         """Grant what was parked."""
         self.paused = False
         for trajectory, call in list(self._parked.items()):
             if call.released:
-                self._end_released(trajectory)
+                self._end_parked(trajectory, finished=True)
             else:
                 del self._parked[trajectory]
                 self._grant(call.session.request(), call)
@@ -160,16 +154,16 @@ class FrameworkEngine:
         """End a step early: its engine returns the tokens so far to the client, which reports."""
         parked = self._parked.get(trajectory)
         if parked is not None:
-            asyncio.get_running_loop().call_soon(self._end_parked, trajectory)
+            asyncio.get_running_loop().call_soon(self._end_parked, trajectory, False)
             return
         call = self._running.get(trajectory)
         if self._abort is None or call is None or trajectory in self._aborting:
             return
         self._aborting[trajectory] = asyncio.ensure_future(self._abort_until_ended(call))
 
-    def _end_parked(self, trajectory: TrajectoryId) -> None:
+    def _end_parked(self, trajectory: TrajectoryId, finished: bool) -> None:
         if self._parked.pop(trajectory, None) is not None:
-            result = StepResult(trajectory=trajectory, tokens=0, finished=False)
+            result = StepResult(trajectory=trajectory, tokens=0, finished=finished)
             self._listener.step_ended(self.spec.engine, result)
 
     async def _abort_until_ended(self, call: EngineCall) -> None:

@@ -98,7 +98,6 @@ class RouterActor:
             self._dispatcher.release(server_id, request_id)
 
     async def add_servers(self, servers: Mapping[str, Any]) -> None:
-        """Take engines in."""
         async with self._adding:
             if self._dispatcher is None and self._error is None and servers:
                 await self._set_up(servers)
@@ -113,7 +112,6 @@ class RouterActor:
                 log.warning("verl has taken the last engine away: steps wait until one comes")
 
     async def get_all_servers(self) -> list[str]:
-        """Names of all engines."""
         return list(self._dispatcher.in_flight) if self._dispatcher is not None else []
 
     async def get_status(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 from heddle.cluster.config import MAX_RUNNING, ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_error import ConfigError
-from heddle.knowledge import needs_oracle
+from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, prepare
 from heddle.workload import Workload
 from heddle_sim.profile_files import Profile, load_profile
@@ -21,7 +21,7 @@ PLACE = "router_config_path"
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys of the file; docs/verl.md describes them."""
+    """The keys of the file; docs/frameworks.md describes them."""
 
     router_class: str = "heddle_verl.Router"
     model: str

@@ -12,7 +12,7 @@ import msgspec
 
 from heddle_core.events import Outcome
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_rollout.agents import NextAction, ToolAnswer, ToolListener
+from heddle_rollout.agents import ClientAgent, NextAction, ToolAnswer, ToolListener
 from heddle_rollout.engines import StepRequest, StepResult
 
 NO_LIMIT = 1 << 20
@@ -83,17 +83,17 @@ class EngineCall:
             self.waiter = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
-        """Let the client fail."""
         if not self.waiter.done():
             self.waiter.set_exception(error)
             self.waiter.exception()  # the client may have gone: then nobody would retrieve it
 
 
-class RequestAgent:
+class RequestAgent(ClientAgent):
     """A trajectory; implements `Agent`."""
 
-    arrival_s = 0.0
     context_ids: Sequence[int] = ()
+    context_tokens = 0
+    """Its context at the end of the last step."""
 
     def __init__(
         self,
@@ -105,19 +105,14 @@ class RequestAgent:
         on_idle: "Callable[[RequestAgent], None]",
     ) -> None:
         """`on_idle` is called when a step has ended and no other is there."""
-        self.id = id_
-        self.group = GroupId(identity.group or prompt.group)
-        self.task = identity.task or task
-        self.prompt_tokens = prompt.tokens
+        group = GroupId(identity.group or prompt.group)
+        super().__init__(id_, group, identity.task or task, prompt.tokens)
         self.call: EngineCall | None = EngineCall(self, prompt)
         """The step that waits or runs."""
-        self.context_tokens = 0
-        """Its context at the end of the last step."""
         self.kept_tokens = 0
         """Tokens of earlier dispatches of the step."""
         self._next: EngineCall | None = None
         """A step that was requested before the end of the last was known."""
-        self._listener: ToolListener | None = None
         self._outcome: Outcome | None = None
         self._on_idle = on_idle
 
@@ -137,38 +132,26 @@ class RequestAgent:
         return call is None or call.released or (late_releases and call.granted is not None)
 
     def begin(self, prompt: StepPrompt) -> EngineCall:
-        """Request the next step."""
         call = EngineCall(self, prompt)
-        if self._listener is None:
-            self._next = call
-        else:
+        if self.waits:
             self._return(call)
+        else:
+            self._next = call
         return call
 
-    def end(self, outcome: Outcome) -> bool:
-        """End the trajectory, now or with its step; returns whether it is over."""
+    def end(self, outcome: Outcome) -> None:
+        """End the trajectory, now or with its step."""
         self._outcome = outcome
-        listener, self._listener = self._listener, None
-        if listener is None:
-            return False
-        answer = ToolAnswer(
-            ok=None, observation_tokens=0, context_tokens=self.context_tokens, outcome=outcome
-        )
-        listener.tool_returned(self.id, answer)
-        return True
+        if self.waits:
+            super().end(outcome)
 
     def _return(self, call: EngineCall) -> None:
-        listener, self._listener = self._listener, None
-        if listener is None:
+        if not self.waits:
             return
         self.call, self.kept_tokens = call, 0
         tokens = call.prompt.tokens
-        answer = ToolAnswer(
-            ok=None,
-            observation_tokens=max(0, tokens - self.context_tokens),
-            context_tokens=tokens,
-        )
-        listener.tool_returned(self.id, answer)
+        appended = max(0, tokens - self.context_tokens)
+        self._tool_returns(ToolAnswer(ok=None, observation_tokens=appended, context_tokens=tokens))
 
     # -- Agent ------------------------------------------------------------------------------------
 
@@ -201,22 +184,10 @@ class RequestAgent:
 
     def call_tool(self, listener: ToolListener) -> None:
         """Wait for the client's next request."""
-        self._listener, self.call = listener, None
+        super().call_tool(listener)
+        self.call = None
         if self._next is not None:
             following, self._next = self._next, None
             asyncio.get_running_loop().call_soon(self._return, following)
         else:
             self._on_idle(self)
-
-    def cancel_tool(self) -> None:
-        """Take no further request."""
-        self._listener = None
-
-    def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
-        """End: no limit is set on the time of a client."""
-        return ToolAnswer(
-            ok=None,
-            observation_tokens=0,
-            context_tokens=self.context_tokens,
-            outcome="cancelled",
-        )

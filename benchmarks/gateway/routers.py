@@ -121,7 +121,6 @@ def vllm_router(python: str, version: str) -> Router:
 
 
 def sglang_router(python: str, version: str) -> Router:
-    """The router of SGLang."""
     return Router(
         name="sglang-router, round_robin",
         version=version,

@@ -17,7 +17,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from heddle.config import MissingConfig
-from heddle.knowledge import missing_rules
+from heddle.policy_inputs import missing_rules
 from heddle_runtime.virtual_time import run_virtual
 from heddle_trace.complete import complete
 from heddle_trace.files import read_trace

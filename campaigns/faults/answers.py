@@ -79,8 +79,6 @@ class AnswersCase(msgspec.Struct, frozen=True, kw_only=True, tag="answers"):
 
 
 class _Run:
-    """One case."""
-
     def __init__(self, case: AnswersCase) -> None:
         self.case = case
         self.engines = [
@@ -273,7 +271,6 @@ class Answers:
         """Nothing to prepare."""
 
     def case(self, rng: Random) -> AnswersCase:
-        """Draw a case."""
         engines = rng.choice((2, 3, 4))
         clients = rng.choices((4, 12, 40, 200), weights=(30, 40, 25, 5))[0]
         faults = _any_faults(rng, engines)

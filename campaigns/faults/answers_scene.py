@@ -17,9 +17,9 @@ from campaigns.faults.gateway_bench import Bench, set_up
 from campaigns.faults.mock_faults import Fault
 from campaigns.faults.mock_vllm import MockVllm
 from heddle_gateway.app import listening
-from heddle_gateway.engine_rendering import RenderingEngines
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.front import Front, ServedModel
+from heddle_gateway.rendering import RenderingEngines
 from heddle_runtime.virtual_time import VirtualTimeLoop
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings

@@ -1,4 +1,4 @@
-"""Books of a rollout kept apart from the ledger's, to hold the invariants of docs/invariants.md to.
+"""Books of a rollout kept apart from the ledger's, to check invariants (docs/architecture.md).
 
 The ledger can be wrong about itself; these books know only which commands went out and which events
 came in.

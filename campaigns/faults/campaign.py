@@ -29,7 +29,6 @@ class Faults:
         """Nothing to prepare."""
 
     def case(self, rng: Random) -> Any:
-        """Draw a case."""
         (kind,) = rng.choices((rollout, loop, gateway), weights=(90, 8, 2))
         return kind.draw(rng)
 

@@ -77,7 +77,6 @@ class DisturbedLauncher:
         self._number = 0
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> Any:
-        """See `Launcher`."""
         reports = DisturbedReports(spec.engine, listener, self)
         return RecordedEngine(self._inner.start(spec, reports), self.tokens)
 
@@ -138,12 +137,9 @@ class DisturbedReports:
         self._dead = False
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        """See `EngineListener`."""
         self._report(lambda: self._listener.engine_ready(engine, kv_capacity_tokens))
 
     def step_ended(self, engine: EngineId, result: StepResult) -> None:
-        """See `EngineListener`."""
-
         def deliver() -> None:
             self._launcher.tokens.ended(engine, result)
             self._listener.step_ended(engine, result)
@@ -153,7 +149,6 @@ class DisturbedReports:
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
-        """See `EngineListener`."""
         self._report(
             lambda: self._listener.kv_exported(engine, trajectory, kv, move),
             failed=lambda: self._listener.kv_exported(engine, trajectory, None, move),
@@ -162,7 +157,6 @@ class DisturbedReports:
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
-        """See `EngineListener`."""
         nothing = KvPlaced("none", 0)
         self._report(
             lambda: self._listener.kv_placed(engine, trajectory, placed, move),
@@ -170,11 +164,9 @@ class DisturbedReports:
         )
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
-        """See `EngineListener`."""
         self._report(lambda: self._listener.weights_updated(engine, version))
 
     def engine_stopped(self, engine: EngineId) -> None:
-        """See `EngineListener`."""
         self._report(lambda: self._listener.engine_stopped(engine))
 
     def engine_failed(

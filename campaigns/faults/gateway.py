@@ -27,7 +27,6 @@ class GatewayCase(msgspec.Struct, frozen=True, kw_only=True, tag="gateway"):
 
 
 def draw(rng: Random) -> GatewayCase:
-    """Draw a case."""
     return GatewayCase(
         policy=rng.choice(list(PRESETS)),
         seed=rng.randrange(1_000_000),

@@ -14,24 +14,22 @@ from campaigns.faults.engines import Disturbances, DisturbedLauncher
 from campaigns.faults.rollout import LATEST_S, MOST_EVENTS, EndlessError, endless
 from campaigns.faults.scenario import GPUS, Scenario, policy_of, scripts_of, world_of
 from campaigns.faults.tokens import TokenLedger
-from heddle_core.commands import Preempt
-from heddle_core.controller import Controller
-from heddle_core.events import Event, StepPreempted, TrajectoryFinished
-from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
+    Command,
     Discard,
+    Preempt,
     Score,
     StartTrajectory,
     Train,
 )
+from heddle_core.controller import Controller
+from heddle_core.events import Event, StartFailed, StepPreempted, TrajectoryFinished
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, StartFailed
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import REGIMES
+from heddle_core.loop.presets import REGIMES, regime_named
 from heddle_core.loop.regime import BatchShape, Regime
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
@@ -144,26 +142,26 @@ class JudgedLoop:
         """See `LoopCore`."""
         return self.core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """See `LoopCore`."""
         self.events += 1
         if self.events > MOST_EVENTS:
             raise EndlessError(f"{MOST_EVENTS} events, and no end")
-        self.books.took_place(event)  # type: ignore[arg-type]
+        self.books.took_place(event)
         if isinstance(event, TrajectoryFinished):
             self.outcome[event.trajectory] = event.outcome
         elif isinstance(event, StartFailed):
             self.outcome[event.trajectory] = "failed"
         commands = self.core.handle(event)
         for command in commands:
-            self.books.opened(command)  # type: ignore[arg-type]
+            self.books.opened(command)
             self._opened(command)
         self.core.groups.check()
         self.rollouts.ledger.check()
         self.books.agree(self.rollouts)
         return commands
 
-    def _opened(self, command: AnyCommand) -> None:
+    def _opened(self, command: Command) -> None:
         match command:
             case StartTrajectory(trajectory=name):
                 assert name not in self.started, f"{name} starts twice"

@@ -54,7 +54,6 @@ class MockPort:
                 connection.transport.abort()
 
     async def close(self) -> None:
-        """End."""
         if self._runner is not None:
             await self.refuse(cut=True)
             await self._runner.cleanup()

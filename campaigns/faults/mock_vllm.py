@@ -126,7 +126,6 @@ class MockVllm:
         return self
 
     async def close(self) -> None:
-        """End it."""
         self._going.set()
         if self._loop_task is not None:
             self._loop_task.cancel()

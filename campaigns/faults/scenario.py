@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from campaigns.faults.books import Books
-from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle.policies.plugins import load_policy
+from heddle.policy_inputs import SHIPPED, load_predictor_model
 from heddle_core import Controller, Entry, Policy, PolicyContext, collecting, recorded
 from heddle_core.commands import Command
 from heddle_core.estimate.cost import CostModel
@@ -101,7 +101,6 @@ class HandledCore:
 
     @property
     def deadline_s(self) -> float | None:
-        """See `Core`."""
         return self._controller.deadline_s
 
 

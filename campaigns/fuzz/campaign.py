@@ -62,7 +62,6 @@ class Fuzz:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, most))
 
     def case(self, rng: Random) -> FuzzCase:
-        """Draw a case."""
         if rng.random() < 0.25:
             return FuzzCase(arguments=any_options(rng))
         (template,) = rng.choices(TEMPLATES, weights=[t.weight for t in TEMPLATES])

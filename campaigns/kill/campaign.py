@@ -97,7 +97,6 @@ class Kills:
             import_module(name)
 
     def case(self, rng: Random) -> KillCase:
-        """Draw a case."""
         (kind,) = rng.choices(KINDS, weights=(12, 4, 1, 1))
         return KillCase(
             command=rng.choice(list(COMMANDS)),

@@ -82,7 +82,6 @@ class Mutants:
             import_module(name)
 
     def case(self, rng: Random) -> MutantCase:
-        """Draw a case."""
         files = changeable(rng.choice(list(COVERED_BY)))
         (file,) = rng.choices(list(files), weights=list(files.values()))
         return MutantCase(file=file, number=rng.randrange(files[file]))

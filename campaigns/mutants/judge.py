@@ -73,7 +73,6 @@ class Begun:
         self._out = out
 
     def pytest_runtest_logstart(self, nodeid: str, location: Any) -> None:
-        """See pytest."""
         os.write(self._out, f"{nodeid}\n".encode())
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)

@@ -8,8 +8,8 @@ from matplotlib.patches import FancyBboxPatch
 
 from experiments.harness.drawing import COLOURS, page, save
 from experiments.harness.experiment import Context, Measured
-from heddle.knowledge import SHIPPED, load_predictor_model
 from heddle.policies.plugins import load_policy
+from heddle.policy_inputs import SHIPPED, load_predictor_model
 from heddle_core.commands import Command
 from heddle_core.estimate.cost import CostModel
 from heddle_core.events import Event

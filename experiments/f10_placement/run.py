@@ -11,7 +11,7 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import exactly
 from heddle_core.estimate.group_cost import SegmentCost, work_of
 from heddle_core.estimate.paper_cost import paper_costs
-from heddle_core.solve.presorted_dp import every_cut, presorted_dp
+from heddle_core.solve.presorted import every_cut, presorted_dp
 from heddle_sim.profile_files import load_profile
 
 

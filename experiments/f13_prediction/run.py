@@ -12,11 +12,11 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
 from experiments.harness.store import code_key
 from experiments.harness.values import Value, across, exactly
-from heddle_predict.answering import answering
 from heddle_predict.corpus import Source, source_of
-from heddle_predict.evaluate import judge_quantiles, untrained
+from heddle_predict.evaluate import judge_model, untrained
 from heddle_predict.fit import fit
 from heddle_predict.measures import Figures, correlation, recall
+from heddle_predict.models import model_from
 from heddle_predict.play import Pace, total_tokens
 from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
@@ -60,8 +60,7 @@ def _judged(workload: str, count: int, settings: Any) -> dict[str, Any]:
     learned = [_source(workload, count, seed) for seed in settings["fit_seeds"]]
     judged_on = _source(workload, count, settings["judge_seed"])
     artefact = fit(learned, seed=0, command="experiments f13")
-    examples, quantiles = answering(artefact, Path("trees"))(judged_on, Pace())
-    trees = judge_quantiles(examples, quantiles, artefact.header.levels)
+    trees = judge_model(model_from(artefact, "trees"), judged_on, Pace())
     progressive = untrained(judged_on, Pace())["progressive"]
     return {
         "prompt model": _plain(trees[0]),

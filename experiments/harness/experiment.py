@@ -120,7 +120,6 @@ class Experiment:
 
     @property
     def figure(self) -> Path:
-        """Its picture."""
         return self.place.figures / f"{self.name}.png"
 
     def planned_runs(self, size: Size) -> list[PlannedRun]:

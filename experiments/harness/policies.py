@@ -5,7 +5,7 @@ from dataclasses import replace
 from heddle_core.estimate.ordered import Cost
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.presorted import Presorted
-from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner import SearchedPlan
 from heddle_core.policy import Policy, PolicyContext
 from heddle_core.presets import heddle, verl
 

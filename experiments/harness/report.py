@@ -1,4 +1,9 @@
-"""The page of results: claims of sources beside our measurements."""
+"""The page of results: claims of sources beside our measurements.
+
+    python -m experiments.harness.report
+
+writes experiments/results.md from the committed numbers.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,7 +15,6 @@ from experiments.harness.experiment import (
     Place,
     experiments,
 )
-from experiments.harness.store import ROOT
 from experiments.harness.verdicts import Judged
 
 HEAD = """\
@@ -120,7 +124,7 @@ def _row(judged: Judged) -> str:
 def page(place: Place = COMMITTED) -> tuple[Path, str]:
     """The page of results in `place`, of every experiment as it was measured last."""
     outcomes = [experiment.outcome() for experiment in experiments(place)]
-    path = ROOT / "docs" / "results.md" if place.committed else place.numbers / "results.md"
+    path = place.numbers / "results.md"
     figures = os.path.relpath(place.figures, path.parent)
     return path, results_page(outcomes, figures=figures)
 
@@ -130,3 +134,8 @@ def write(page: str, path: Path) -> None:
     part = path.with_suffix(".part")
     part.write_text(page, encoding="utf-8")
     part.replace(path)
+
+
+if __name__ == "__main__":
+    committed, text = page()
+    write(text, committed)

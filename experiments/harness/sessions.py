@@ -3,7 +3,7 @@
 `sessions` are long coding sessions, shaped as the replay set of NVIDIA-NeMo/RL#3663 is described:
 610 of them with 19,582 steps in all, 29 at the median, 56 at the 90th percentile, 85 at the 99th,
 99 at most. Lengths of prompts and steps are not published there; they are taken from what coding
-agents of that kind show (``cc_weka`` and ``tbench_mini`` in docs/workloads.md).
+agents of that kind show (``cc_weka`` and ``tbench_mini`` in docs/traces.md).
 
 `frozenlake` and `gem-math` stand for RollArt's tasks of these names (arXiv 2512.22560), which are
 described but not published: FrozenLake spends its time in prefill, math in decoding. A turn of

@@ -39,7 +39,7 @@ from heddle.setup import RunSetup, Workspace, prepare
 from heddle_core.controller import Controller
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
+from heddle_core.parts.predictor import PosteriorPredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import source_of
 from heddle_predict.fit import fit
@@ -117,7 +117,6 @@ class Shadows:
         """Trajectories."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Show it to all."""
         self._acting.observe_step(t, event)
         self._posterior.observe_step(t, event)
         self._observations.observe_step(t, event)
@@ -125,13 +124,11 @@ class Shadows:
             self.question(STEP_END, [t])
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Show it to all."""
         self._acting.observe_tool(t, event)
         self._posterior.observe_tool(t, event)
         self._observations.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Show it to all."""
         self.ended += 1
         self._acting.observe_finish(t)
         self._posterior.observe_finish(t)

@@ -24,10 +24,12 @@ from scipy.stats import rankdata
 
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.history import HistoryPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import (
+    GroupPredictor,
+    HistoryPredictor,
+    NoPrediction,
+    ProgressivePredictor,
+)
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace import MissingRules, TrajectoryScript, complete, read_trace
@@ -81,11 +83,9 @@ class Asking:
             self.ranks.after[t.step].append((estimate, self._total[index] - t.output_tokens))
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Show it."""
         self._show(lambda: self._predictor.observe_step(t, event))
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Show it."""
         self._show(lambda: self._predictor.observe_tool(t, event))
 
     def observe_finish(self, t: TrajectoryView) -> None:
@@ -187,7 +187,6 @@ def show(name: str, rows: dict[str, list[list[float]]]) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     shared = ["tbench_mini", "tau2_retail", "tau_airline", "hotpotqa_react", "mint"]
     parser.add_argument("names", nargs="*", default=[*WORKLOADS, *shared])

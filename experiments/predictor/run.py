@@ -19,11 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.history import HistoryPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
+from heddle_core.parts.predictor import (
+    GroupPredictor,
+    HistoryPredictor,
+    NoPrediction,
+    PrefixTreePredictor,
+    ProgressivePredictor,
+)
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import Source, read_source, source_of, split

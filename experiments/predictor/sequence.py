@@ -41,16 +41,12 @@ class SequenceModel:
         return self.network.initial_state()
 
     def update(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
         return self.network.update(states, rows)
 
     def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """See `Model`."""
         return np.asarray(self.network.quantiles(states, rows) + self.shifts)
 
     def row_quantile(self, level: int) -> RowQuantile:
-        """See `Model`."""
-
         def quantile(state: Floats, row: Sequence[float]) -> float:
             return float(self.quantiles(state[None], np.array([row]))[0, level])
 

@@ -152,7 +152,6 @@ async def undisturbed(trial: Trial, url: str) -> list[str]:
 
 
 def table(trial: Trial, attempts: Counter[str], found: Journals, wrong: int) -> list[str]:
-    """The page's table."""
     rows: dict[str, int | str] = {
         "kill -9 of vLLM engines": trial.signals["SIGKILL"],
         "SIGSTOP of vLLM engines": trial.signals["SIGSTOP"],

@@ -110,7 +110,6 @@ class Engines:
         self._running[number] = self._start(number)
 
     def close(self) -> None:
-        """End them."""
         for engine in self._running:
             engine.kill()
             engine.wait()
@@ -293,7 +292,6 @@ def sent_twice(records: list[Path]) -> tuple[int, int]:
 
 
 def table(trial: Trial, attempts: Counter[str], found: Journals) -> list[str]:
-    """The page's table."""
     sent, again = sent_twice(trial.engines.records)
     ends = ", ".join(f"{count} by {name}" for name, count in sorted(trial.ends.items()))
     rows = {

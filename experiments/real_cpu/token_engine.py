@@ -28,8 +28,6 @@ def next_token(first: int, position: int) -> int:
 
 
 class TokenEngine:
-    """The server."""
-
     def __init__(self, record: int) -> None:
         """`record` is the file descriptor of FILE."""
         self._record = record

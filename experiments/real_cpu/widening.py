@@ -229,7 +229,6 @@ def _number(value: float | None) -> str:
 
 
 def write(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the page."""
     installed = installed_vllm()
     assert installed is not None, "main has looked"
     lines = [

@@ -7,7 +7,7 @@ import click
 from experiments.real_training.config import TrainConfig
 from experiments.real_training.echo import EchoTask
 from experiments.real_training.setup import prepare_training, training_run_config
-from experiments.real_training.show import show_step, show_train
+from experiments.real_training.show import show_batch, show_train
 from experiments.real_training.trainer import TrainerFailedError
 from experiments.real_training.training import train
 from heddle.cli.errors import exit_with_user_errors
@@ -60,7 +60,7 @@ def main(
             result = train(
                 prepare_training(config),
                 out=out,
-                on_step=show_step,
+                on_batch=show_batch,
                 on_note=lambda note: click.echo(f"Note: {note}", err=True),
             )
         except TrainerFailedError as error:

@@ -51,7 +51,6 @@ class TrainConfig:
 
     @property
     def trainer(self) -> TrainerSettings:
-        """Settings of the trainer."""
         return TrainerSettings(
             model_dir=self.run.runtime.model_dir,
             optimizer_steps=self.optimizer_steps,

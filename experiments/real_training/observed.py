@@ -3,25 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from heddle_core.commands import StartEngine
-from heddle_core.events import (
-    EngineFailed,
-    EngineReady,
-    StepFinished,
-    StepPreempted,
-    ToolReturned,
-    ToolStarted,
-    TrajectoryArrived,
-)
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
+    Command,
+    StartEngine,
     StartTrajectory,
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import AnyEvent, EngineUpdated, GradientsAccumulated, Trained
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineUpdated,
+    Event,
+    GradientsAccumulated,
+    StepFinished,
+    StepPreempted,
+    ToolReturned,
+    ToolStarted,
+    Trained,
+    TrajectoryArrived,
+)
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_trace.schema import StepScript
 
 
@@ -96,7 +99,7 @@ class ObservedRun:
     _updating: dict[EngineId, float] = field(default_factory=dict)
     _starting: dict[EngineId, float] = field(default_factory=dict)
 
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+    def take(self, event: Event, commands: Sequence[Command]) -> None:
         """Take an event and its commands."""
         match event:
             case TrajectoryArrived():
@@ -131,7 +134,7 @@ class ObservedRun:
                 pass
         self._take_commands(event.time_s, commands)
 
-    def _take_commands(self, time_s: float, commands: Sequence[AnyCommand]) -> None:
+    def _take_commands(self, time_s: float, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
                 case StartTrajectory():

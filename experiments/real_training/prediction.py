@@ -8,7 +8,7 @@ the steps. The second half is compared. So what is predicted is time, not length
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from experiments.real_training.observed import ObservedDispatch, ObservedRun
 from experiments.real_training.setup import TrainSetup
 from heddle.setup import make_policy
+from heddle_core.commands import Command
 from heddle_core.controller import Controller
 from heddle_core.defaults import SPARE_SLOTS
+from heddle_core.events import Event, Trained
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.journal import Entry
-from heddle_core.loop.commands import AnyCommand
-from heddle_core.loop.events import AnyEvent, Trained
 from heddle_rollout.driver import StuckError
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
@@ -91,7 +91,7 @@ def predict(setup: TrainSetup, entries: Iterable[Entry]) -> Prediction | None:
     """
     run = ObservedRun()
     for entry in entries:
-        run.take(cast(AnyEvent, entry.event), cast(Sequence[AnyCommand], entry.commands))
+        run.take(entry.event, entry.commands)
     if len(run.trained_s) < LEAST_STEPS:
         return None
     first = len(run.trained_s) // 2
@@ -244,7 +244,7 @@ class _Timed:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         if isinstance(event, Trained):
             self.trained_s.append(event.time_s)
         return self._core.handle(event)

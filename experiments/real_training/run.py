@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiments.real_training.trainer import TrainedAgent
+from heddle_core.commands import StartTrajectory, UpdateWeights
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.loop.commands import StartTrajectory, UpdateWeights
 from heddle_rollout.agents import Agent
 from heddle_rollout.clock import Clock
-from heddle_rollout.core import Core
 from heddle_rollout.driver import Driver
 from heddle_rollout.engines import Launcher
 from heddle_rollout.loop_driver import (
@@ -41,14 +40,12 @@ class TrainingRun:
         tool_capacity: int | None = None,
         report_interval_s: float,
         report_delay_s: float = 0.0,
-        on_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
+        on_tokens_lost: Callable[[TrajectoryId, int], None] = lambda trajectory, tokens: None,
     ) -> None:
-        """See `Driver`."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._loop = LoopDriver(core, clock, services, on_over=self._end)
         self.driver = Driver(
-            # Its events and commands are more than a rollout's; `carry_out` has the rest.
-            cast(Core, core),
+            core,
             launcher,
             clock,
             predictions=predictions,
@@ -58,9 +55,9 @@ class TrainingRun:
             report_delay_s=report_delay_s,
             on_idle=self._loop.end_if_over,
             on_error=self.fail,
-            on_lost=on_lost,
-            carry_out=self._loop.carry_out,
-            awaits=self._loop.awaits,
+            on_tokens_lost=on_tokens_lost,
+            handlers=self._loop.handlers,
+            expects_agents=self._loop.expects_agents,
         )
         self._loop.attach(self.driver)
 
@@ -104,7 +101,6 @@ class TaskEnvironments:
     make: Callable[[TrajectoryId, GroupId], Agent]
 
     def start(self, command: StartTrajectory, then: OnStarted) -> None:
-        """See `Environments`."""
         agent = self.make(command.trajectory, command.group)
         self.clock.call_after(0.0, then, command, agent)
 
@@ -116,7 +112,6 @@ class OwnRewards:
     clock: Clock
 
     def score(self, start: StartTrajectory, agent: Agent, then: OnScored) -> None:
-        """See `Rewards`."""
         reward = cast(TrainedAgent, agent).reward
         self.clock.call_after(0.0, then, agent.id, reward)
 
@@ -128,7 +123,6 @@ class WeightPush:
     weights: Callable[[], Path]
 
     def update(self, command: UpdateWeights, driver: Driver, then: OnUpdated) -> None:
-        """See `WeightUpdates`."""
         if command.mode == "interrupt" and command.engine in driver.engines:
             driver.abort_running(command.engine)
         driver.update_engine(

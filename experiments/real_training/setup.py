@@ -17,14 +17,14 @@ from experiments.real_training.echo import EchoPrompt, EchoTask
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.engines import engine_facts, vllm_settings
-from heddle.knowledge import needs_oracle
+from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime, RegimeError
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.settings import VllmSettings

@@ -4,20 +4,21 @@ from statistics import fmean
 
 import click
 
-from experiments.real_training.measure import StepFigures
-from experiments.real_training.training import TrainResult
+from experiments.real_training.training import TrainedBatch, TrainResult
 from heddle.cli.tables import new_table, show
 
 _HEAD = "step  seconds  reward staleness     loss  train_s     gap"
 
 
-def show_step(step: StepFigures) -> None:
+def show_batch(batch: TrainedBatch) -> None:
     """One line, and above the first the names of the columns."""
-    if step.step == 1:
+    figures, metrics = batch.figures, batch.metrics
+    if figures.batch == 0:
         click.echo(_HEAD)
     click.echo(
-        f"{step.step:>4} {step.seconds:>8.2f} {step.reward:>7.3f} {step.staleness:>9.2f} "
-        f"{step.metrics.loss:>8.4f} {step.training_s:>8.2f} {step.metrics.logprob_gap:>7.4f}"
+        f"{figures.batch + 1:>4} {figures.step_s:>8.2f} {metrics.reward:>7.3f} "
+        f"{figures.mean_staleness:>9.2f} {metrics.loss:>8.4f} {figures.training_s:>8.2f} "
+        f"{metrics.logprob_gap:>7.4f}"
     )
 
 
@@ -27,7 +28,8 @@ def show_train(result: TrainResult) -> None:
     updates = f"{fmean(result.update_s):.2f} s" if result.update_s else "none"
     click.echo(
         f"\nregime {config.regime}, policy {config.run.policy.preset}; reward "
-        f"{result.steps[0].reward:.3f} to {result.steps[-1].reward:.3f}; weight update of an "
+        f"{result.batches[0].metrics.reward:.3f} to {result.batches[-1].metrics.reward:.3f}; "
+        "weight update of an "
         f"engine {updates}; trainer started again {result.restarts} times"
     )
     prediction = result.prediction

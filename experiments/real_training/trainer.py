@@ -19,7 +19,7 @@ from experiments.real_training.messages import (
     TrainPart,
     TrainSample,
 )
-from heddle_core.loop.commands import AccumulateGradients, Train
+from heddle_core.commands import AccumulateGradients, Train
 from heddle_rollout.agents import Agent
 from heddle_rollout.loop_driver import OnTrained
 from heddle_runtime.process.child import ChildProcess
@@ -119,13 +119,11 @@ class ProcessTrainer:
     def accumulate(
         self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
     ) -> None:
-        """See `Accumulation`."""
         samples = [_sample(agent) for agent in agents]
         self._pending = TrainPart(command.batch, len(self._parts), samples), then
         self._send_pending()
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
-        """See `Trainer`."""
         samples = [_sample(agent) for agent in agents]
         self._pending = TrainBatch(command.batch, samples, len(self._parts)), then
         self._send_pending()

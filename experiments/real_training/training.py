@@ -1,30 +1,29 @@
 """One training loop on real engines: set-up, driver, trainer, run directory, prediction."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 from experiments.real_training.echo import EchoAgent
-from experiments.real_training.measure import StepFigures, TrainMeasure
 from experiments.real_training.messages import TrainMetrics
 from experiments.real_training.prediction import Prediction, predict
 from experiments.real_training.run import OwnRewards, TaskEnvironments, TrainingRun, WeightPush
 from experiments.real_training.setup import TrainSetup, prompt_of, world_facts
 from experiments.real_training.trainer import ProcessTrainer
+from heddle.engine_stack import ProcessSolver
 from heddle.engines import facts_of, open_vllm
-from heddle.running import FlushTimer
+from heddle.running import RunSink
 from heddle.runs import RunDirectory, load_run, open_run
+from heddle.runs.loop_batches import BatchFigures, loop_columns
+from heddle.runs.loop_record import updates
 from heddle.signals import StopSignals
-from heddle.stages import ProcessSolver
-from heddle_core.events import EngineReady
+from heddle_core.commands import Command
+from heddle_core.events import Event, Trained
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
-from heddle_core.loop.events import AnyEvent
 from heddle_rollout.driver import StuckError
 from heddle_rollout.loop_driver import LoopServices
 from heddle_rollout.services import CoreEstimates
@@ -36,13 +35,21 @@ TRAINER = "trainer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedBatch:
+    """A batch, and what the trainer reports of it."""
+
+    figures: BatchFigures
+    metrics: TrainMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
     """What a training loop reports."""
 
     setup: TrainSetup
     path: Path
     """Of the run directory."""
-    steps: tuple[StepFigures, ...]
+    batches: tuple[TrainedBatch, ...]
     update_s: tuple[float, ...]
     """Of every update of an engine."""
     restarts: int
@@ -52,16 +59,19 @@ class TrainResult:
 
 
 class _RecordedLoop:
-    """A loop's core that counts what passes and writes the journal."""
+    """A loop's core that writes the journal and counts what was trained."""
 
     def __init__(
-        self, core: LoopController, measure: TrainMeasure, directory: RunDirectory
+        self,
+        core: LoopController,
+        directory: RunDirectory,
+        on_batch: Callable[[TrainedBatch], None],
     ) -> None:
-        self._core, self._measure, self._directory = core, measure, directory
-        self._timer = FlushTimer(directory)
-        self._engines: dict[EngineId, Mapping[str, Any]] = {}
-        self.facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
-        """Facts reported by an engine that has just become ready."""
+        self._core, self._directory, self._on_batch = core, directory, on_batch
+        self.sink = RunSink(directory)
+        self.metrics: dict[int, TrainMetrics] = {}
+        """What the trainer reports of a batch, before its `Trained`."""
+        self.batches: list[TrainedBatch] = []
 
     @property
     def deadline_s(self) -> float | None:
@@ -71,19 +81,14 @@ class _RecordedLoop:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
-        self._directory.record(cast(Any, event), cast(Any, commands))
-        self._measure.take(event, commands, self._core.version)
-        if isinstance(event, EngineReady):
-            self._engines[event.engine] = {
-                "tp": event.shape.tp,
-                "max_running": event.max_running,
-                "kv_capacity_tokens": event.kv_capacity_tokens,
-                **self.facts(event.engine),
-            }
-            self._directory.learn(engines=self._engines)
-        self._timer.start()
+        self.sink(event, commands)
+        if isinstance(event, Trained):
+            figures = loop_columns(self._directory.columns()).batches[-1]
+            batch = TrainedBatch(figures=figures, metrics=self.metrics.pop(event.batch))
+            self.batches.append(batch)
+            self._on_batch(batch)
         return commands
 
 
@@ -91,7 +96,7 @@ def train(
     setup: TrainSetup,
     *,
     out: Path,
-    on_step: Callable[[StepFigures], None] = lambda step: None,
+    on_batch: Callable[[TrainedBatch], None] = lambda batch: None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> TrainResult:
     """Train under a regime on vLLM engines; return what was measured, and what was predicted.
@@ -108,19 +113,17 @@ def train(
     for note in world["notes"]:
         on_note(note)
     facts = replace(setup.run.facts("heddle_runtime", world), loop=setup.facts)
-    measure = TrainMeasure(on_step)
     with StopSignals() as signals, open_run(out, setup.run.config, facts) as directory:
-        core = _RecordedLoop(setup.core(setup.run.controller()), measure, directory)
+        core = _RecordedLoop(setup.core(setup.run.controller()), directory, on_batch)
         with signals.deferred():
-            restarts, lateness = asyncio.run(
-                _train(setup, core, measure.batch, directory.path, signals)
-            )
+            restarts, lateness = asyncio.run(_train(setup, core, directory.path, signals))
+        update_s = updates(directory.columns())
         directory.finish(
             notes={
-                "trained_batches": len(measure.steps),
+                "trained_batches": len(core.batches),
                 "trainer_restarts": restarts,
-                "first_reward": measure.steps[0].reward,
-                "last_reward": measure.steps[-1].reward,
+                "first_reward": core.batches[0].metrics.reward,
+                "last_reward": core.batches[-1].metrics.reward,
             },
             lateness=lateness,
         )
@@ -128,8 +131,8 @@ def train(
     return TrainResult(
         setup=setup,
         path=path,
-        steps=tuple(measure.steps),
-        update_s=tuple(measure.update_s),
+        batches=tuple(core.batches),
+        update_s=tuple((update_s["ended_s"] - update_s["began_s"])[update_s["updated"]].tolist()),
         restarts=restarts,
         prediction=_predicted(setup, path, on_note),
     )
@@ -147,7 +150,6 @@ def _predicted(setup: TrainSetup, path: Path, on_note: Callable[[str], None]) ->
 async def _train(
     setup: TrainSetup,
     core: _RecordedLoop,
-    on_batch: Callable[[int, TrainMetrics], None],
     path: Path,
     signals: StopSignals,
 ) -> tuple[int, Lateness]:
@@ -157,11 +159,11 @@ async def _train(
     clock = RunClock(loop)
     solver = ProcessSolver()
     launcher = open_vllm(config.run, path / "engines", setup.engines)
-    core.facts = partial(facts_of, launcher)
+    core.sink.facts = partial(facts_of, launcher)
     trainer = ProcessTrainer(
         config.trainer,
         path / TRAINER,
-        on_batch=on_batch,
+        on_batch=core.metrics.__setitem__,
         on_error=lambda error: run.fail(error),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 from experiments.harness.drawing import COLOURS, bars, page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.values import Value, across, exactly
-from heddle.knowledge import SHIPPED, load_predictor_model
+from heddle.policy_inputs import SHIPPED, load_predictor_model
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_predict.corpus import source_of

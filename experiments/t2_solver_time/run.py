@@ -19,8 +19,7 @@ from heddle.setup import Workspace
 from heddle_core.estimate.group_cost import work_of
 from heddle_core.estimate.paper_cost import paper_costs
 from heddle_core.solve.joint import JointProblem
-from heddle_core.solve.presorted_dp import aggregate_short, presorted_dp
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import aggregate_short, presorted_dp, search_partition
 
 REPEATS = 3
 NAMES = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from heddle.cluster.profiles import ClusterProfiles, load_cluster_profile
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
-from heddle.runs.journal_buffer import JournalBuffer
+from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.machine import other_cpu_share
 from heddle.runs.metrics import Measured, measure
 from heddle.runs.replay import check_allowed, check_trace
@@ -103,13 +103,13 @@ def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
         context.disaggregation,
         config.cluster.restart_limit,
     )
-    journal = JournalBuffer(keep=MEASURED)
+    recorded = JournalInMemory(MEASURED)
     simulate_rollout(
         _scripts(config, workload),
-        RecordedCore(controller, journal.record),
+        RecordedCore(controller, recorded.record),
         _simulation(run, config, profiles),
     )
-    return measure(journal.columns(), profiles.solo_tpot())
+    return measure(recorded.journal(), profiles.solo_tpot())
 
 
 def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:

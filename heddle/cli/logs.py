@@ -110,7 +110,7 @@ def _stem(sources: Sequence[str]) -> str:
 
 def _size(trace: Trace, settings: LogSettings) -> tuple[int, int]:
     """Groups of a rollout, and trajectories of each."""
-    from heddle_trace.records import Records
+    from heddle_trace.table import Records
 
     sizes = [len(v) for v in Records.of(trace.records).trajectory("group_id").occurring().values()]
     each = settings.samples or min(MOST_SAMPLES, median_low(sizes))
@@ -122,7 +122,7 @@ def _size(trace: Trace, settings: LogSettings) -> tuple[int, int]:
 
 def _rules(trace: Trace, given: MissingConfig) -> MissingConfig:
     """Rules for missing sizes: as given, else drawn from recorded ones, else 0."""
-    from heddle_trace.records import Records
+    from heddle_trace.table import Records
 
     records = Records.of(trace.records)
     prompts = records.trajectory("prompt_tokens").known.any()

@@ -27,8 +27,8 @@ def policies() -> None:
 def list_(as_json: bool) -> None:
     """List presets, parts and models with a profile, one line each."""
     from heddle.cli.tables import lines
-    from heddle.knowledge import LEARNED, ORACLES
     from heddle.policies.plugins import installed_policies
+    from heddle.policy_inputs import LEARNED, ORACLES
     from heddle_core.parts.table import KINDS, PARTS
     from heddle_core.presets import PRESETS, about
     from heddle_sim.profile_files import known_profiles, load_profile

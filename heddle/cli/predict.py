@@ -93,21 +93,20 @@ def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool)
         _describe(model, as_json)
         return
     from heddle.cli.progress import progress
-    from heddle_predict.answering import answering
     from heddle_predict.artefact import read_artefact
     from heddle_predict.corpus import read_source
-    from heddle_predict.evaluate import judge_quantiles, untrained
+    from heddle_predict.evaluate import judge_model, untrained
+    from heddle_predict.models import model_from
     from heddle_predict.play import Pace
 
     artefact = read_artefact(model)
-    answer = answering(artefact, model)
+    loaded = model_from(artefact, model)
     sources = [read_source(path) for path in traces]
     pace = Pace(slots=slots)
     found: dict[str, dict[str, ByStep]] = {}
     with progress(f"evaluating on {len(sources)} traces"):
         for source in sources:
-            examples, quantiles = answer(source, pace)
-            judged = judge_quantiles(examples, quantiles, artefact.header.levels)
+            judged = judge_model(loaded, source, pace)
             found[source.name] = {artefact.header.kind: judged, **untrained(source, pace)}
     known = [trained.sha256 for trained in artefact.header.trained_on]
     for source in sources:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,14 @@ def list_(as_json: bool) -> None:
     """List the training regimes, with their parameters and defaults."""
     from heddle_core.loop.presets import REGIMES
 
-    found: dict[str, dict[str, Any]] = {}
-    for name, cls in REGIMES.items():
-        found[name] = {
-            "what": (cls.__doc__ or "").strip().partition("\n")[0],
-            "colocated": cls.can_share_gpus,
-            "parameters": _parameters(cls()),
+    found: dict[str, dict[str, Any]] = {
+        name: {
+            "what": preset.about,
+            "colocated": preset.can_share_gpus,
+            "parameters": preset.parameters,
         }
+        for name, preset in REGIMES.items()
+    }
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -49,7 +49,7 @@ def check(name: str, configs: tuple[Path, ...]) -> None:
     Its parameters are printed, with the batches that [loop] describes.
     """
     from heddle.cli.loop import regime_names
-    from heddle_core.loop.named import regime_named
+    from heddle_core.loop.presets import regime_named
     from heddle_core.loop.regime import BatchShape
 
     config = take_settings((), configs)
@@ -67,10 +67,6 @@ def check(name: str, configs: tuple[Path, ...]) -> None:
             f"  starts {made.started_samples:,} samples of each prompt, and trains {loop.samples:,}"
         )
         click.echo(f"  {made.warm_up_batches:,} batches until it is under way")
-
-
-def _parameters(preset: Any) -> dict[str, Any]:
-    return {field.name: getattr(preset, field.name) for field in fields(preset)}
 
 
 def _show(parameters: Mapping[str, Any], indent: str) -> None:

@@ -23,7 +23,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
 from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.waterfall import PRESET, WaterfallStep
-from heddle.knowledge import HistorySource
+from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.runs.lateness import lateness_note

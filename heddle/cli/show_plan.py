@@ -7,9 +7,9 @@ from typing import Final
 import rich_click as click
 
 from heddle.cli.tables import cost_cells, costs, number_cell, show_rows
-from heddle.knowledge import needs_oracle
 from heddle.planning.cluster_sizes import ClusterSize, Sizes
 from heddle.planning.plan import Planned
+from heddle.policy_inputs import needs_oracle
 from heddle_core.ids import EngineShape
 
 FAR: Final = 0.5

@@ -139,8 +139,8 @@ def synth(
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
     from heddle_trace.loop_fields import with_loop_fields
-    from heddle_trace.records import Records
     from heddle_trace.shrink import shrunk
+    from heddle_trace.table import Records
 
     own = take_settings(settings).synth
     new_file(out, force)

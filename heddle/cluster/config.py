@@ -26,7 +26,7 @@ MAX_RUNNING = 8192
 MAX_RANKS = 1024
 """More than any engine has; a larger number is a typing error."""
 PREFILL_THRESHOLD = 2048
-"""Tokens; measured in docs/results/roles.md."""
+"""Tokens; measured in docs/results.md."""
 MIN_REPORT_INTERVAL_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
@@ -86,8 +86,8 @@ class ClusterConfig:
     tool_capacity: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()
-    """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cli.md. Calls
-    of the other tools count against `tool_capacity`."""
+    """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cluster.md.
+    Calls of the other tools count against `tool_capacity`."""
     env_latency: str = ""
     """Added to every tool call, in seconds: ``2``, or ``10,5`` for a normal distribution of mean 10
     and standard deviation 5, cut at 0."""
@@ -102,7 +102,7 @@ class ClusterConfig:
     standby_tp: tuple[int, ...] = ()
     """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
     standby_start_s: Seconds | None = None
-    """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cli.md."""
+    """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cluster.md."""
     standby_gib: Annotated[float, Meta(ge=0.0, lt=1e6)] = 2.4
     """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
     host_kv: HostKvScope = "none"
@@ -112,7 +112,7 @@ class ClusterConfig:
     """GiB of host memory for KV, for each GPU."""
     host_kv_gb_per_s: Annotated[float, Meta(ge=0.001, lt=1e6)] | None = None
     """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
-    for `cluster`: published figures, see docs/cli.md."""
+    for `cluster`: published figures, see docs/cluster.md."""
     prediction_s: Seconds = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
 

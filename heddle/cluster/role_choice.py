@@ -12,7 +12,7 @@ import numpy as np
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import memory_profile
 from heddle.cluster.roles import RoleGpus
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 
 def prefilled_tokens(scripts: Scripts, threshold_tokens: int) -> int:
@@ -20,9 +20,9 @@ def prefilled_tokens(scripts: Scripts, threshold_tokens: int) -> int:
 
     Samples of a group share their first prompt, which counts once.
     """
-    new = scripts.column("prompt_tokens") - scripts.column("shared_tokens")
-    starts = np.cumsum(scripts.steps) - scripts.steps
-    _, first_of_group = np.unique(scripts.groups, return_index=True)
+    new = scripts.step("prompt_tokens").values - scripts.step("shared_tokens").values
+    starts = scripts.first
+    _, first_of_group = np.unique(scripts.trajectory("group").values, return_index=True)
     counted = np.ones(len(new), dtype=bool)
     counted[starts] = False
     counted[starts[first_of_group]] = True
@@ -38,8 +38,8 @@ def prefill_share(scripts: Scripts, cluster: ClusterConfig) -> float:
     tokens = prefilled_tokens(scripts, cluster.prefill_threshold)
     prefill_s = tokens * prefill.prefill_s * profile.shape(prefill_tp).gpus
     batch = max(1.0, min(cluster.max_running, len(scripts) / cluster.engine_count))
-    output = scripts.column("output_tokens")
-    context = float(np.average(scripts.column("prompt_tokens") + output / 2.0, weights=output))
+    output = scripts.step("output_tokens").values
+    context = float(np.average(scripts.step("prompt_tokens").values + output / 2.0, weights=output))
     token_s = decode.iteration_s(batch, batch * context) / batch
     decode_s = float(output.sum()) * token_s * profile.shape(tp).gpus
     return prefill_s / (prefill_s + decode_s)

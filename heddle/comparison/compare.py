@@ -20,7 +20,7 @@ from heddle.cost.objective import Objective, objective_value, prices_for
 from heddle.cost.prices import Prices, RunCost
 from heddle.executor import Executor, Report, WorkerError
 from heddle.executor_choice import ExecutorKind, executor_for
-from heddle.knowledge import HistorySource
+from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal

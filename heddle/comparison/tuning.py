@@ -18,8 +18,8 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
-from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.planner import FixedPlan
+from heddle_core.parts.predictor import NoPrediction
 from heddle_core.policy import NoConsolidation, Policy
 from heddle_sim.profile_files import Profile
 

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import needs_oracle
+from heddle.policy_inputs import needs_oracle
 from heddle_gateway.fake_engines import Replies
 from heddle_gateway.front import FrontSettings
 from heddle_runtime.vllm_http.endpoint import UrlError, base_of

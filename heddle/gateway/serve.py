@@ -1,13 +1,10 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
-import json
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -16,34 +13,33 @@ from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.gpu_use import GpuUse
+from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
-from heddle.runs import open_run
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
-from heddle.simulation import RunResult, finished, run_prices
-from heddle.stages import ProcessSolver, Stage, stage_of
+from heddle.simulation import RunResult, opened_run
 from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.app import listening, raise_file_limit
-from heddle_gateway.engine_rendering import RenderingEngines
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.rendering import RenderingEngines
 from heddle_gateway.sessions import SessionLimits
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
-from heddle_runtime.clock import Lateness, RunClock
+from heddle_runtime.clock import Lateness
+from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
-from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_trace.schema import Trace
 
 TRACE = "gateway"
@@ -118,30 +114,28 @@ def _serve_on(
     on_note: Callable[[str], None],
     on_listening: Callable[[str, Path], None],
 ) -> RunResult:
-    prices = run_prices(setup)
     engines = _facts(setup, gateway, started)
     for note in engines["notes"]:
         on_note(note)
-    facts = replace(setup.facts("heddle_gateway", engines), command_line=_without_secrets(sys.argv))
-    kept = prices.kept(setup.config, setup.profiles.pools)
-    gpus = {} if engines.get("platform") == "cpu" else setup.profiles.pools
-    began_s = time.perf_counter()
     with (
-        StopSignals() as signals,
         seldom_collected(COLLECT_EVERY),
-        open_run(out, kept, facts, config_text=config_text) as directory,
+        opened_run(
+            setup,
+            "heddle_gateway",
+            out,
+            config_text=config_text,
+            engines=engines,
+            command_line=_without_secrets(sys.argv),
+        ) as opened,
     ):
-        sink = RunSink(directory, 0, lambda done, total: None)
+        path = opened.directory.path
         model = ServedModel(names=setup.config.serve.names, context_tokens=context_tokens)
-        served = _Served(setup, gateway, sink, model, on_note)
+        served = _Served(setup, gateway, RunSink(opened.directory), model, on_note)
         with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
-            run = served.run(signals, lambda url: on_listening(url, directory.path))
+            run = served.run(opened.signals, lambda url: on_listening(url, path))
             lateness = runner.run(run)
-        if setup.config.runtime.engine == "http":
-            return finished(
-                setup, directory, began_s, lambda _: prices.cost(served.use.gpu_s, 1.0), lateness
-            )
-        return finished(setup, directory, began_s, partial(prices.cost, gpus), lateness)
+        joined = setup.config.runtime.engine == "http"
+        return opened.finished(lateness, gpu_s=served.use.gpu_s if joined else None)
 
 
 def with_tokenizer(config: RunConfig) -> RunConfig:
@@ -191,8 +185,7 @@ def _context_tokens(config: RunConfig) -> int:
     if runtime.max_context is not None:
         return runtime.max_context
     if runtime.engine == "vllm":
-        found = json.loads((Path(runtime.model_dir) / "config.json").read_text())
-        return int(found.get("max_position_embeddings", CONTEXT_TOKENS))
+        return read_model(runtime.model_dir, weights=False).max_context
     return CONTEXT_TOKENS if runtime.engine == "fake" else 1 << 20
 
 
@@ -248,19 +241,20 @@ class _Served:
         """
         setup, config, serve = self._setup, self._config, self._setup.config.serve
         loop = asyncio.get_running_loop()
-        async with self._stage() as stage, AsyncExitStack() as rest:
+        async with open_engines(setup, self._sink.path) as stack, AsyncExitStack() as rest:
+            self._sink.facts = stack.facts
             fake = setup.config.runtime.engine == "fake"
             gateway = Gateway(
                 RecordedCore(setup.controller(), self._record),
-                stage.launcher,
-                stage.clock,
-                predictions=CoreEstimates(stage.clock, setup.config.cluster.prediction_s),
-                solver=stage.solver,
+                stack.launcher,
+                stack.clock,
+                predictions=CoreEstimates(stack.clock, setup.config.cluster.prediction_s),
+                solver=stack.solver,
                 sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
                 engine_wait_s=serve.engine_wait_s,
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
-                report_delay_s=stage.report_delay_s,
+                report_delay_s=stack.report_delay_s,
                 **(
                     {"make_agent": fake_agents(serve.fake_tokens, config.fake_replies)}
                     if fake
@@ -281,7 +275,7 @@ class _Served:
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
                 with signals.on_signal(lambda count: loop.call_soon_threadsafe(end, count)):
-                    await self._connect(front, stage, rest)
+                    await self._connect(front, stack, rest)
                     async with listening(front, host=config.host, port=config.port) as port:
                         host = f"[{config.host}]" if ":" in config.host else config.host
                         on_listening(f"http://{host}:{port}")
@@ -294,30 +288,9 @@ class _Served:
             if serving.cancelled():
                 raise KeyboardInterrupt
             serving.result()
-            return stage.clock.lateness
+            return stack.clock.lateness
 
-    @asynccontextmanager
-    async def _stage(self) -> AsyncIterator[Stage]:
-        """The engines' launcher and what belongs to it, closed at the end."""
-        if self._setup.config.runtime.engine == "http":
-            clock = RunClock(asyncio.get_running_loop())
-            costs = self._setup.context.cost.by_shape
-            launcher = HttpLauncher(
-                HttpSettings(),
-                prefill_s=lambda spec, tokens: costs[spec.shape].prefill_s * tokens,
-            )
-            stage = Stage(clock, launcher, ProcessSolver(), None, 1.0, 0.0)
-        else:
-            stage = await stage_of(self._setup, None, self._sink.path)
-        self._sink.facts = stage.facts
-        try:
-            yield stage
-        finally:
-            if isinstance(stage.solver, ProcessSolver):
-                stage.solver.close()
-            await stage.launcher.close()
-
-    async def _connect(self, front: Front, stage: Stage, rest: AsyncExitStack) -> None:
+    async def _connect(self, front: Front, stack: EngineStack, rest: AsyncExitStack) -> None:
         """Give the front its renderer, and register the engines that are known.
 
         Raises:
@@ -336,7 +309,7 @@ class _Served:
                 self._model.names = self._model.names or (Path(runtime.model_dir).name,)
                 await self._render(front, rest)
             case "http":
-                await self._register(front, cast(HttpLauncher, stage.launcher), rest)
+                await self._register(front, cast(HttpLauncher, stack.launcher), rest)
 
     async def _render(self, front: Front, rest: AsyncExitStack) -> None:
         config = self._setup.config

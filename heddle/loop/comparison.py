@@ -1,10 +1,10 @@
 """Several regimes on one trace and cluster, several seeds each: one table."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 from heddle.comparison.estimates import estimate
 from heddle.config_files import ConfigError
@@ -16,14 +16,17 @@ from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
 from heddle.runs import files, open_run
+from heddle.runs.journal_buffer import JournalInMemory
+from heddle.runs.journal_columns import Journal
+from heddle.runs.tables import MEASURED
 from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
-from heddle_core.ids import GroupId
+from heddle_core.commands import Command
+from heddle_core.events import Event, Trained
+from heddle_core.ids import TrajectoryId
 from heddle_core.journal import Sink
-from heddle_core.loop.commands import AnyCommand
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, Trained
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
@@ -167,26 +170,35 @@ def _row(setup: LoopSetup, done: Sequence[_Done]) -> RegimeResult:
 
 
 def run_loop(
-    setup: LoopSetup, on_trained: Callable[[], None], sink: Sink | None = None
+    setup: LoopSetup, on_trained: Callable[[], None]
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """Run one loop; return its figures, the busy share of its engines, and the trained samples.
-
-    Every event goes to `sink` with its commands.
 
     Raises:
         StuckError: nothing is left to happen before the loop is over.
         TooManyFailuresError: nearly every start or reward fails.
     """
-    core = loop_core(setup, setup.run.controller())
-    hybrid = setup.regime.split.hybrid
-    lends = hybrid is not None and not hybrid.own_gpus
-    measured = _Measured(core, setup.data.output_tokens, on_trained, sink, lends)
-    measure = measured.measure
-    simulation = LoopSimulation(measured, setup.run.simulation, setup.world, on_lost=measure.lost)
+    recorded = JournalInMemory(MEASURED)
+    return _run(setup, on_trained, recorded.record, recorded.journal)
+
+
+def _run(
+    setup: LoopSetup, on_trained: Callable[[], None], sink: Sink, journal: Callable[[], Journal]
+) -> tuple[LoopFigures, float, list[TrainedSample]]:
+    """The same with a sink, and what gives the columns that it has kept."""
+    core = _Recorded(loop_core(setup, setup.run.controller()), on_trained, sink)
+    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=core.lose)
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
     share = gpu_s / (may_generate * simulation.clock.now_s)
+    hybrid = setup.regime.split.hybrid
+    measure = LoopMeasure(
+        journal(),
+        setup.data,
+        trainer_lends=hybrid is not None and not hybrid.own_gpus,
+        lost=core.lost,
+    )
     figures = measure.figures(
         first=setup.first_measured, services=setup.services(simulation, measure.trained)
     )
@@ -209,9 +221,9 @@ def run_loop_into(
     facts = replace(setup.run.facts("heddle_sim"), loop={"regime": setup.name, "config": beside})
     config = setup.prices.kept(setup.requested.run, setup.gpus_by_class)
     with open_run(out, config, facts) as directory:
-        found = run_loop(setup, on_trained, directory.record)
+        found = _run(setup, on_trained, directory.record, directory.columns)
         figures = found[0]
-        steps = [step.plain() for step in figures.split]
+        steps = [batch.plain() for batch in figures.batches]
         files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
             solo_tpot=setup.run.profiles.solo_tpot(),
@@ -228,19 +240,13 @@ def run_loop_into(
     return found
 
 
-class _Measured:
-    """A loop's core that counts what passes."""
+class _Recorded:
+    """A loop's core whose events go to a sink."""
 
-    def __init__(
-        self,
-        core: LoopController,
-        output_tokens: Callable[[GroupId, int], int],
-        on_trained: Callable[[], None],
-        sink: Sink | None,
-        trainer_lends: bool,
-    ) -> None:
+    def __init__(self, core: LoopController, on_trained: Callable[[], None], sink: Sink) -> None:
         self._core, self._on_trained, self._sink = core, on_trained, sink
-        self.measure = LoopMeasure(output_tokens, trainer_lends=trainer_lends)
+        self.lost: Counter[int] = Counter()
+        """Tokens of steps whose trajectory was cancelled, by the batches trained before."""
 
     @property
     def deadline_s(self) -> float | None:
@@ -250,11 +256,12 @@ class _Measured:
     def over(self) -> bool:
         return self._core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def lose(self, trajectory: TrajectoryId, tokens: int) -> None:
+        self.lost[self._core.trained] += tokens
+
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = self._core.handle(event)
-        self.measure.take(event, commands, self._core.version)
-        if self._sink is not None:
-            self._sink(cast(Any, event), cast(Any, commands))
+        self._sink(event, commands)
         if isinstance(event, Trained):
             self._on_trained()
         return commands

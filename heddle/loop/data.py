@@ -5,14 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-import numpy as np
-
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 from heddle_core.ids import GroupId
 from heddle_core.loop.groups import Prompt
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 EPOCH = "#"
 """Between a prompt's name and its epoch, where the trace is begun again."""
@@ -62,9 +60,8 @@ def check_recorded(config: LoopConfig, scripts: Scripts) -> None:
         ("env_start_s", "loop.env_start_s", config.env_start_s),
         ("reward_s", "loop.reward_s", config.reward_s),
     ):
-        values = scripts.recorded.get(name)
-        if values is not None and given is None and np.isnan(values).any():
-            gaps = int(np.isnan(values).sum())
+        gaps = int((~scripts.trajectory(name).known).sum()) if scripts.has(name) else 0
+        if gaps and given is None:
             raise ConfigError(
                 f"the trace lacks {name} for {gaps:,} of {len(scripts):,} trajectories: give "
                 f"{flag}, which replaces all of them"

@@ -1,39 +1,16 @@
-"""Figures of an RL loop, from its events and commands as they pass."""
+"""Figures of an RL loop, from its journal."""
 
-from array import array
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 import numpy as np
 
-from heddle.loop.steps import StepClock, StepTime
-from heddle_core.events import EngineFailed, StepFinished, StepPreempted, TrajectoryFinished
+from heddle.loop.data import DataSet
+from heddle.runs.journal_columns import Journal
+from heddle.runs.loop_batches import BatchFigures, loop_columns
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_core.loop.commands import (
-    AccumulateGradients,
-    AnyCommand,
-    Discard,
-    StartTrajectory,
-    Train,
-)
-from heddle_core.loop.events import (
-    AnyEvent,
-    GpusAssigned,
-    GradientsAccumulated,
-    StartFailed,
-    Trained,
-)
-
-
-@dataclass(slots=True)
-class _Running:
-    version: int
-    group: GroupId
-    number: int
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,38 +20,6 @@ class TrainedSample:
     trajectory: TrajectoryId
     group: GroupId
     number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFigures:
-    """One RL step."""
-
-    clock: StepTime
-    trajectories: int
-    tokens: int
-    """Output tokens of them."""
-    mean_staleness: float
-    most_staleness: int
-    wasted_tokens: int
-    """Output tokens of trajectories that were discarded in this step."""
-
-    def plain(self) -> dict[str, float | int]:
-        """As JSON; times in seconds."""
-        clock = self.clock
-        return {
-            "batch": clock.batch,
-            "end_s": clock.end_s,
-            "step_s": clock.seconds,
-            "rollout_s": clock.rollout_s,
-            "reward_s": clock.reward_s,
-            "training_s": clock.train_s,
-            "update_s": clock.update_s,
-            "trajectories": self.trajectories,
-            "tokens": self.tokens,
-            "mean_staleness": self.mean_staleness,
-            "most_staleness": self.most_staleness,
-            "wasted_tokens": self.wasted_tokens,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +73,7 @@ class LoopFigures:
     """Moves of a hybrid pool's GPUs between rollout and training, over the whole loop."""
     failed_switches: int
     """Of these, those after which the GPUs were where they had been."""
-    split: tuple[StepFigures, ...]
+    batches: tuple[BatchFigures, ...]
     """Every step, the first ones too."""
     first_measured: int
     """Steps that `step_s` leaves out."""
@@ -157,171 +102,77 @@ class LoopFigures:
     @property
     def mean_split(self) -> dict[str, float]:
         """Seconds of a measured step by what the trainer did or waited for; their sum is a step."""
-        steps = [step.clock for step in self.split[self.first_measured :]]
+        measured = self.batches[self.first_measured :]
         return {
-            "rollout": fmean(step.rollout_s for step in steps),
-            "reward": fmean(step.reward_s for step in steps),
-            "training": fmean(step.train_s for step in steps),
-            "update": fmean(step.update_s for step in steps),
+            "rollout": fmean(batch.rollout_s for batch in measured),
+            "reward": fmean(batch.reward_s for batch in measured),
+            "training": fmean(batch.training_s for batch in measured),
+            "update": fmean(batch.update_s for batch in measured),
         }
 
 
-_SELDOM = frozenset(
-    (
-        TrajectoryFinished,
-        EngineFailed,
-        GpusAssigned,
-        GradientsAccumulated,
-        Trained,
-        StartFailed,
-    )
-)
-_COUNTED = frozenset((StartTrajectory, Discard, Train, AccumulateGradients))
-"""Every event of a loop passes here: one look-up rules most of them out."""
-
-
 class LoopMeasure:
-    """Takes every event with its commands; holds unfinished trajectories, and lengths."""
+    """The journal of a loop that is over, cut into figures."""
 
     def __init__(
-        self, output_tokens: Callable[[GroupId, int], int], *, trainer_lends: bool = False
+        self,
+        journal: Journal,
+        data: DataSet,
+        *,
+        trainer_lends: bool = False,
+        lost: Mapping[int, int],
     ) -> None:
-        """`output_tokens` has those of a sample of a prompt, all steps together. See `StepClock`
-        for `trainer_lends`.
-        """
-        self._output_tokens = output_tokens
-        self._started = array("q")
-        """Output tokens of every trajectory, in order of the starts."""
-        self._ended = 0
-        """Trajectories that were trained or discarded before the last batch was trained."""
-        self._wasted = 0
-        self._running: dict[TrajectoryId, _Running] = {}
-        self._trained_at: list[float] = []
-        self._train_began_s = 0.0
-        self._training_s = 0.0
-        self._batches: list[tuple[int, int]] = []
-        """Trajectories and output tokens of each batch."""
-        self._part = (0, 0)
-        """The same of the batch in collection, as far as the trainer has it."""
-        self._staleness: Counter[int] = Counter()
-        self.trained: list[TrainedSample] = []
-        """Every trained sample, in order."""
-        self._trained_lengths = array("q")
-        self._clock = StepClock(trainer_lends=trainer_lends)
-        self._split: list[StepFigures] = []
-        self._staleness_of_batch: list[int] = []
-        self._wasted_tokens = self._wasted_before_end = 0
-        self._failed_starts = self._switches = self._failed_switches = 0
-
-    def lost(self, trajectory: TrajectoryId, tokens: int) -> None:
-        """Count the tokens of a step whose trajectory was cancelled."""
-        self._wasted_tokens += tokens
-
-    def take(self, event: AnyEvent, commands: Sequence[AnyCommand], version: int) -> None:
-        """Count an event and its commands; `version` is the loop's after both."""
-        self._clock.take(event, commands)
-        kind = type(event)
-        if kind is StepFinished or kind is StepPreempted:
-            running = self._running.get(event.trajectory)  # type: ignore[union-attr]
-            if running is not None:
-                running.tokens += event.output_tokens  # type: ignore[union-attr]
-        elif kind not in _SELDOM:
-            pass
-        elif isinstance(event, TrajectoryFinished):
-            if event.outcome in ("failed", "cancelled"):
-                self._waste(event.trajectory)
-        elif isinstance(event, EngineFailed):
-            for trajectory, tokens in event.salvaged:
-                if trajectory in self._running:
-                    self._running[trajectory].tokens += tokens
-        elif isinstance(event, Trained):
-            self._trained_at.append(event.time_s)
-            self._training_s += event.time_s - self._train_began_s
-            self._end_step()
-            self._wasted_before_end = self._wasted_tokens
-            self._ended = sum(n for n, _ in self._batches) + self._wasted
-        elif isinstance(event, GradientsAccumulated):
-            self._training_s += event.time_s - self._train_began_s
-        elif isinstance(event, StartFailed):
-            self._failed_starts += 1
-            self._waste(event.trajectory)
-        elif isinstance(event, GpusAssigned) and event.pool == "hybrid":
-            self._switches += 1
-            self._failed_switches += not event.ok
-        for command in commands:
-            if type(command) in _COUNTED:
-                self._count_command(command, event.time_s, version)
-
-    def _end_step(self) -> None:
-        stale = self._staleness_of_batch
-        trajectories, tokens = self._batches[-1]
-        self._split.append(
-            StepFigures(
-                clock=self._clock.steps.pop(),
-                trajectories=trajectories,
-                tokens=tokens,
-                mean_staleness=fmean(stale),
-                most_staleness=max(stale),
-                wasted_tokens=self._wasted_tokens - self._wasted_before_end,
+        """See `heddle.runs.loop_batches.loop_columns` for `trainer_lends` and `lost`."""
+        self._journal = journal
+        self._columns = loop_columns(journal, trainer_lends=trainer_lends, lost=lost)
+        started, groups = journal.of("StartTrajectory"), journal.words("group")
+        samples = [
+            (GroupId(groups[group]), number)
+            for group, number in zip(
+                started.codes("group").tolist(), started.ints("sample").tolist(), strict=True
             )
-        )
-        self._staleness_of_batch = []
-
-    def _count_command(self, command: AnyCommand, time_s: float, version: int) -> None:
-        if isinstance(command, StartTrajectory):
-            self._running[command.trajectory] = _Running(version, command.group, command.sample)
-            self._started.append(self._output_tokens(command.group, command.sample))
-        elif isinstance(command, Discard):
-            self._waste(command.trajectory)
-        elif isinstance(command, AccumulateGradients):
-            self._take_part(command, time_s, version)
-        elif isinstance(command, Train):
-            self._take_part(command, time_s, version)
-            self._batches.append(self._part)
-            self._part = 0, 0
-
-    def _take_part(self, command: AccumulateGradients | Train, time_s: float, version: int) -> None:
-        self._train_began_s = time_s
-        trained = [self._running.pop(each) for each in command.trajectories]
-        number, tokens = self._part
-        self._part = number + len(trained), tokens + sum(t.tokens for t in trained)
-        stale = [version - t.version for t in trained]
-        self._staleness_of_batch += stale
-        self._staleness.update(stale)
-        self._trained_lengths.extend(t.tokens for t in trained)
-        self.trained.extend(
-            TrainedSample(trajectory=trajectory, group=t.group, number=t.number)
-            for trajectory, t in zip(command.trajectories, trained, strict=True)
-        )
-
-    def _waste(self, trajectory: TrajectoryId) -> None:
-        running = self._running.pop(trajectory, None)
-        if running is not None:
-            self._wasted_tokens += running.tokens
-            self._wasted += 1
+        ]
+        self._started = [data.output_tokens(*sample) for sample in samples]
+        """Output tokens of every trajectory, in order of the starts."""
+        sample_of = dict(zip(started.codes("trajectory").tolist(), samples, strict=True))
+        self._trained = np.concatenate(self._columns.trainings["members"])
+        self.trained = [
+            TrainedSample(
+                trajectory=TrajectoryId(journal.trajectories[code]),
+                group=sample_of[code][0],
+                number=sample_of[code][1],
+            )
+            for code in self._trained.tolist()
+        ]
+        """Every trained sample, in order."""
 
     def figures(self, *, first: int, services: ServiceFigures) -> LoopFigures:
-        """Return the figures of a loop that is over; times leave out the steps before `first`."""
-        at = self._trained_at
-        later = self._batches[first:]
-        everything = sum(n for n, _ in self._batches)
+        """Return the figures; times leave out the steps before `first`."""
+        columns, batches = self._columns, self._columns.batches
+        parts, moves = columns.trainings, self._journal.of("GpusAssigned")
+        pools = list(self._journal.words("pool"))
+        ok = moves.ints("ok")[moves.codes("pool") == pools.index("hybrid")]
+        later, tokens = batches[first:], columns.tokens[self._trained]
+        wasted = int(np.searchsorted(columns.wasted, columns.trained[-1]))
+        ended = self._started[: len(self._trained) + wasted]
+        versions, numbers = np.unique(np.concatenate(parts["staleness"]), return_counts=True)
         return LoopFigures(
-            steps=len(at),
-            duration_s=at[-1],
-            step_s=tuple(b - a for a, b in pairwise(at[first - 1 :])),
-            trained_trajectories=sum(n for n, _ in later),
-            trained_tokens=sum(tokens for _, tokens in later),
-            training_s=self._training_s,
-            staleness=tuple(sorted(self._staleness.items())),
-            wasted_tokens=self._wasted_before_end,
-            mean_trained_tokens=sum(tokens for _, tokens in self._batches) / everything,
-            mean_started_tokens=sum(self._started[: self._ended]) / self._ended,
-            all_trained_tokens=sum(tokens for _, tokens in self._batches),
-            length_distance=distance(self._trained_lengths, self._started[: self._ended]),
-            failed_starts=self._failed_starts,
-            gpu_switches=self._switches,
-            failed_switches=self._failed_switches,
-            split=tuple(self._split),
+            steps=len(batches),
+            duration_s=batches[-1].end_s,
+            step_s=tuple(b.end_s - a.end_s for a, b in pairwise(batches[first - 1 :])),
+            trained_trajectories=sum(batch.trajectories for batch in later),
+            trained_tokens=sum(batch.tokens for batch in later),
+            training_s=float(np.cumsum(parts["ended_s"] - parts["began_s"])[-1]),
+            staleness=tuple(zip(versions.tolist(), numbers.tolist(), strict=True)),
+            wasted_tokens=sum(batch.wasted_tokens for batch in batches),
+            mean_trained_tokens=int(tokens.sum()) / len(tokens),
+            mean_started_tokens=sum(ended) / len(ended),
+            all_trained_tokens=int(tokens.sum()),
+            length_distance=distance(tokens.tolist(), ended),
+            failed_starts=len(self._journal.of("StartFailed")),
+            gpu_switches=len(ok),
+            failed_switches=int((ok == 0).sum()),
+            batches=batches,
             first_measured=first,
             services=services,
         )

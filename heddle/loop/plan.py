@@ -13,7 +13,6 @@ group (`heddle_core.estimate.simulate_group`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -166,18 +165,8 @@ def plan_loop(
         raise failed
     estimates.sort(key=lambda e: e.value(objective))
     chosen = [replace(e.setup.requested, regimes=(e.setup.name,)) for e in estimates[:simulate]]
-    rows: list[RegimeResult] = []
-    total = sum(config.batches * config.seeds for config in chosen)
-    for config in chosen:
-        watch = None if on_progress is None else partial(_further, on_progress, len(rows), total)
-        rows += compare_regimes([config], jobs=jobs, on_progress=watch).regimes
-    return LoopPlan(estimates=tuple(estimates), simulated=tuple(rows), objective=objective)
-
-
-def _further(
-    report: Callable[[int, int], None], finished: int, total: int, done: int, of: int
-) -> None:
-    report(finished * of + done, total)
+    found = compare_regimes(chosen, jobs=jobs, on_progress=on_progress)
+    return LoopPlan(estimates=tuple(estimates), simulated=found.tried, objective=objective)
 
 
 def check_estimated(name: str, regime: Regime) -> None:

@@ -10,7 +10,7 @@ from heddle.cost.objective import Objective, objective_value
 from heddle.cost.prices import RunCost
 from heddle.loop.measure import LoopFigures
 from heddle.loop.setup import LoopSetup
-from heddle_core.parts.planner.fixed import FixedPlan
+from heddle_core.parts.planner import FixedPlan
 
 SCHEMA = "heddle.loop/1"
 

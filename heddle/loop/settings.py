@@ -106,7 +106,6 @@ class LoopSettings:
         )
 
     def rewards(self) -> ServiceConfig:
-        """The reward service."""
         per_gpu = REWARDS_PER_GPU if self.reward_per_gpu is None else self.reward_per_gpu
         keep_s = KEEP_ALIVE_S if self.reward_keep_alive_s is None else self.reward_keep_alive_s
         return ServiceConfig(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heddle import knowledge
+from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, prices_of
 from heddle.loop.config import LoopConfig
@@ -18,7 +18,7 @@ from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
@@ -26,7 +26,7 @@ from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 LEAST_MEASURED = 2
 """Steps that times are means of, at least."""
@@ -146,7 +146,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     requested, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
     run = prepare(config.run, workspace=workspace)
-    if knowledge.sees_the_future(run.policy):
+    if policy_inputs.sees_the_future(run.policy):
         raise ConfigError(
             f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
             "loop names its own: take a policy without an oracle"

@@ -13,8 +13,8 @@ from typing import Final
 
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
-from heddle.knowledge import NONE, PRIOR, SHIPPED, needs_oracle
 from heddle.planning.plan import Planned
+from heddle.policy_inputs import NONE, PRIOR, SHIPPED, needs_oracle
 from heddle_core.ids import EngineShape
 
 GPUS_PER_NODE: Final = 8

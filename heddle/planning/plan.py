@@ -24,13 +24,13 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost
-from heddle.knowledge import HistorySource, LoadedModel, extras, model_used
 from heddle.policies.plugins import load_part
+from heddle.policy_inputs import HistorySource, LoadedModel, extras, model_used
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, filled_counts
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory

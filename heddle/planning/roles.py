@@ -18,7 +18,7 @@ from heddle.planning.plan import Planned, RoleSplit, plan
 from heddle.planning.simulation import simulated_s
 from heddle.setup import Workspace
 from heddle_trace.schema import StepScript, TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 OnSplit = Callable[[int, int], None]
 """Called with the numbers of simulated and of all splits."""

@@ -9,10 +9,10 @@ from heddle.setup import Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished
-from heddle_core.parts.planner.searched import SearchedPlan
+from heddle_core.parts.planner import SearchedPlan
 from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 
 def replayed(planned: Planned, workspace: Workspace) -> Planned:

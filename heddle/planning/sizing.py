@@ -31,7 +31,7 @@ from heddle.planning.plan import arrived
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle.workload import CapacityError
 from heddle_core.ids import EngineShape
-from heddle_core.parts.planner.equal_progress import EqualProgressPlan
+from heddle_core.parts.planner import EqualProgressPlan
 from heddle_core.plans import ResourcePlan
 from heddle_trace.history import history_of, tool_rates_of
 

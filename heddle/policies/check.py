@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final
@@ -21,8 +21,8 @@ import numpy as np
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.knowledge import sees_the_future
 from heddle.policies.errors import own_files
+from heddle.policy_inputs import sees_the_future
 from heddle.runs import Run, load_run
 from heddle.setup import RunSetup, prepare
 from heddle.simulation import check_starts_engines, simulate
@@ -91,16 +91,6 @@ class PolicyCheck:
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        times = [
-            {
-                "method": t.method,
-                "calls": t.calls,
-                "mean_us": t.mean_us,
-                "worst_us": t.worst_us,
-                "slow": t.slow,
-            }
-            for t in self.times
-        ]
         return {
             "schema": "heddle.policy-check/1",
             "policy": self.policy,
@@ -110,7 +100,7 @@ class PolicyCheck:
             "differs": self.differs,
             "diverges": self.diverges,
             "passed": self.passed,
-            "times": times,
+            "times": [asdict(each) | {"slow": each.slow} for each in self.times],
         }
 
 

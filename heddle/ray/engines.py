@@ -276,7 +276,6 @@ class _EngineActor:
         return {"node": self.node(), "fault": f"{fault}; {self._log} ends with:\n{said}"}
 
     def stop(self) -> None:
-        """End the engine."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait(2 * STOP_S)

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from heddle.loop.result import LoopComparison, RegimeResult
-from heddle.reports.figures import COLOURS, STYLE
-from heddle.reports.trace_figures import write_figure
+from heddle.reports.figures import COLOURS
+from heddle.reports.trace_figures import drawn
 
 MARKS = "os^Dv<>PhX*"
 
@@ -17,11 +14,10 @@ MARKS = "os^Dv<>PhX*"
 def draw_regimes(result: LoopComparison, path: Path) -> None:
     """Draw trained samples a second over staleness, and over length bias.
 
-    The format follows the suffix. Raises TraceError for another one, OSError when the disk refuses.
+    Raises:
+        TraceError, OSError: as `heddle.reports.trace_figures.drawn`.
     """
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}):
-        figure = Figure(figsize=(10.0, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(path, 10.0, 4.2) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
         for place, row in enumerate(result.regimes):
             colour = COLOURS[place % len(COLOURS)]
@@ -41,7 +37,6 @@ def draw_regimes(result: LoopComparison, path: Path) -> None:
         right.axvline(1.0, color="black", linewidth=0.8, alpha=0.4)
         handles, names = left.get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=4)
-        write_figure(figure, path)
 
 
 def _point(axes: Axes, row: RegimeResult, x: float, colour: str, mark: str) -> None:

@@ -10,6 +10,7 @@ interrupt of the kernel reaches that process too, which winds the run up.
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -80,10 +81,14 @@ def trace_figure(path: str | Path) -> Picture:
         TraceError: it is no trace.
     """
     trace = read_trace(Path(path))
+    return _drawn(partial(draw_trace, trace, describe(trace)))
+
+
+def _drawn(draw_into: Callable[[Path], None]) -> Picture:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.png"
-        draw_trace(trace, describe(trace), file)
-        return picture(file)
+        path = Path(folder) / "figure.png"
+        draw_into(path)
+        return picture(path)
 
 
 def policies_table(comparison: Comparison) -> pd.DataFrame:
@@ -110,7 +115,7 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
 
 
 def sizes_table(sizes: Sizes) -> pd.DataFrame:
-    """One row for each cluster, the recommended first; docs/plan-a-cluster.md says what."""
+    """One row for each cluster, the recommended first; docs/plan.md says what."""
     rows = [
         {
             "cluster": row.name,
@@ -130,10 +135,7 @@ def sizes_table(sizes: Sizes) -> pd.DataFrame:
 
 def sizes_figure(sizes: Sizes) -> Picture:
     """Makespan against dollars of each cluster."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "sizes.png"
-        draw_sizes(sizes, path)
-        return picture(path)
+    return _drawn(partial(draw_sizes, sizes))
 
 
 def regimes_table(comparison: LoopComparison) -> pd.DataFrame:
@@ -160,10 +162,7 @@ def regimes_table(comparison: LoopComparison) -> pd.DataFrame:
 
 def regimes_figure(comparison: LoopComparison) -> Picture:
     """Samples a second over staleness and length bias."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "regimes.png"
-        draw_regimes(comparison, path)
-        return picture(path)
+    return _drawn(partial(draw_regimes, comparison))
 
 
 def runs_table(

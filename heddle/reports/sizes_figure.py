@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from heddle.planning.cluster_sizes import Sizes
-from heddle.reports.figures import COLOURS, STYLE
-from heddle.reports.trace_figures import write_figure
+from heddle.reports.figures import COLOURS
+from heddle.reports.trace_figures import drawn
 
 MARKS = "os^Dv<>P"
 
@@ -16,11 +12,10 @@ MARKS = "os^Dv<>P"
 def draw_sizes(sizes: Sizes, path: Path) -> None:
     """Draw seconds over dollars of each cluster, GPU-hours where a class has no price.
 
-    The format follows the suffix. Raises TraceError for another one, OSError when the disk refuses.
+    Raises:
+        TraceError, OSError: as `heddle.reports.trace_figures.drawn`.
     """
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}):
-        figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(path, 7.5, 4.2) as figure:
         axes = figure.add_subplot()
         front = sorted((row for row in sizes.rows if sizes.on_front(row)), key=sizes.spent)
         axes.step(
@@ -61,4 +56,3 @@ def draw_sizes(sizes: Sizes, path: Path) -> None:
             ylim=(0.0, None),
         )
         axes.legend()
-        write_figure(figure, path)

@@ -1,7 +1,8 @@
 """One figure of a trace: what makes a rollout of it long. Statistics are `heddle_trace.stats`'s."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from heddle.reports.figures import COLOURS, STYLE
 from heddle.runs.tables import Floats, Ints
 from heddle_trace import Trace, TraceError, TraceStats
-from heddle_trace.records import Records
 from heddle_trace.stats import Spread, ToolStats, output_totals
+from heddle_trace.table import Records
 from heddle_trace.writing import whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -37,34 +38,40 @@ def figure_path(path: Path) -> Path:
     return path
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure whole or not at all, in the format of the suffix.
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Give a figure to draw on, and write it whole or not at all, in the format of the suffix.
 
-    No date and no software are in the file: the same data give the same bytes.
+    Names are shown as they are: no formula in them, and a box for what the font does not have. No
+    date and no software are in the file: the same data give the same bytes.
+
+    Raises:
+        TraceError: another suffix.
+        OSError: the disk refuses.
     """
     suffix = figure_path(path).suffix.lower().removeprefix(".")
     metadata: Any = {"png": {"Software": None}, "svg": {"Date": None}}.get(
         suffix, {"CreationDate": None}
     )
-    with whole(path) as file:
-        figure.savefig(file, format=suffix, dpi=150, metadata=metadata)
+    rules = {**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}
+    with mpl.rc_context(rules), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
+        with whole(path) as file:
+            figure.savefig(file, format=suffix, dpi=150, metadata=metadata)
 
 
 def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
     """Draw length and step tails, tool seconds, and the spread inside groups into a file.
 
-    The format follows the suffix. Raises TraceError for another suffix, OSError when the disk
-    refuses; the file is there whole or not at all.
+    Raises:
+        TraceError, OSError: as `drawn`.
     """
-    figure_path(path)
     records = Records.of(trace.records)
     totals = output_totals(records)
-    # Names are shown as they are: no formula in them, and a box for what the font does not have.
-    rules = {**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}
-    with mpl.rc_context(rules), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(11.0, 7.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(path, 11.0, 7.6) as figure:
         (outputs, steps), (tools, groups) = figure.subplots(2, 2)
         heading = f"{stats.trajectories:,} trajectories in {stats.groups.groups:,} groups"
         figure.suptitle(f"{_short(stats.name, 60)}: {heading}", x=0.01, ha="left")
@@ -72,7 +79,6 @@ def draw_trace(trace: Trace, stats: TraceStats, path: Path) -> None:
         _tail(steps, records.stop - records.start, stats.steps, "steps a trajectory")
         _tool_seconds(tools, stats.tools)
         _groups(groups, records, totals, stats)
-        write_figure(figure, path)
 
 
 def _tail(axes: Axes, values: Floats | Ints, spread: Spread, what: str) -> None:

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.reports.colours import policy_colour
-from heddle.reports.figures import COLOURS, STYLE
-from heddle.reports.trace_figures import write_figure
+from heddle.reports.figures import COLOURS
+from heddle.reports.trace_figures import drawn
 
 SAVED, LOST = COLOURS[2], COLOURS[1]
 
@@ -20,11 +16,10 @@ def draw_waterfall(
 ) -> None:
     """Draw the makespan after each step, from the baseline down to `heddle`.
 
-    The format follows the suffix. Raises TraceError for another one, OSError when the disk refuses.
+    Raises:
+        TraceError, OSError: as `heddle.reports.trace_figures.drawn`.
     """
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "heddle", "text.parse_math": False}):
-        figure = Figure(figsize=(8.0, 3.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    with drawn(path, 8.0, 3.6) as figure:
         axes = figure.add_subplot()
         names = [*(step.name for step in steps), PRESET]
         first, *added = steps
@@ -44,7 +39,6 @@ def draw_waterfall(
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set(title=title, xlabel="makespan (s)", xlim=(0.0, 1.12 * _longest_s(steps)))
-        write_figure(figure, path)
 
 
 def _longest_s(steps: Sequence[WaterfallStep]) -> float:

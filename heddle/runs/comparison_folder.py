@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from heddle.runs.files import MANIFEST, RunError, read_json, write_json
+from heddle.runs.files import MANIFEST, RunError, check_out, new_folder, read_json, write_json
 
 SCHEMA = "heddle.compare/1"
 """Of the index, and of what `heddle compare --json` prints."""
@@ -28,14 +28,11 @@ def new_comparison_folder(out: Path, trace: str) -> Iterator[Path]:
         RunError: `out` has no parent directory, or is a file.
         OSError: the folder cannot be made.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
-    if not out.absolute().parent.is_dir():
-        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+    check_out(out)
     first = not out.exists()
     out.mkdir(exist_ok=True)
     try:
-        folder = _fresh(out, _name(trace))
+        folder = new_folder(out, _name(trace))
         try:
             yield folder
         except BaseException:
@@ -53,19 +50,6 @@ def _name(trace: str) -> str:
     stem = Path(trace).name.split(".")[0] or "trace"
     plain = "".join(c if c.isalnum() or c in "-_" else "_" for c in stem)[:120]
     return f"{datetime.now(UTC):%Y-%m-%dT%H-%M-%S}-{plain}-compare"
-
-
-def _fresh(out: Path, name: str) -> Path:
-    """Make a new folder; comparisons that begin at once get one each."""
-    number = 1
-    while True:
-        path = out / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -13,9 +13,8 @@ import numpy as np
 
 from heddle.runs.tables import Floats, Ints
 from heddle_sim.latency import LatencyTable
-from heddle_trace.columns import by_code
 from heddle_trace.schema import TrajectoryScript
-from heddle_trace.scripts import Scripts
+from heddle_trace.table import Scripts
 
 Multipliers: TypeAlias = Mapping[str, float]
 """Lagrange multipliers of the GPU budgets: weight of a GPU-second of each class; of one class 1."""
@@ -58,19 +57,17 @@ class Demand:
 def demand(scripts: Sequence[TrajectoryScript]) -> Demand:
     """Put the steps of `scripts` into columns."""
     columns = Scripts.of(scripts)
-    count = columns.steps
-    first = np.cumsum(count) - count
+    count, first = columns.counts, columns.first
     prompt, shared, output = (
-        columns.column(name).astype(np.int64)
-        for name in ("prompt_tokens", "shared_tokens", "output_tokens")
+        columns.step(name).ints for name in ("prompt_tokens", "shared_tokens", "output_tokens")
     )
-    arrival = columns.arrival_s
+    arrival = columns.trajectory("arrival_s").values
     # A rewritten history that shares nothing may happen to be the group's prompt: count it as free.
     is_first = np.zeros(len(prompt), bool)
     is_first[first] = True
     new = np.where((shared == 0) & ~is_first, 0, prompt - shared)
     own, shared_new = new.copy(), new.copy()
-    for members in by_code(columns.groups):
+    for members in columns.trajectory("group").occurring().values():
         rows = first[members]
         shared_new[rows] = 0
         shared_new[rows[np.argmax(new[rows])]] = new[rows].max()
@@ -82,7 +79,7 @@ def demand(scripts: Sequence[TrajectoryScript]) -> Demand:
         last=prompt + output - 1,
         new=own,
         pairs=own * (shared + own / 2.0),
-        tool_s=columns.column("tool_s"),
+        tool_s=columns.step("tool_s").values,
         shared_new=shared_new,
         shared_pairs=shared_new * (shared + shared_new / 2.0),
     )

@@ -25,6 +25,7 @@ from heddle.cost.prices import RunCost
 from heddle.runs import files
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
+from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal
 from heddle.runs.lateness import lateness_figures
@@ -77,13 +78,10 @@ def open_run(
         RunError: `out` has no parent directory, or is a file.
         OSError: the directory cannot be made or written.
     """
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
-    if not out.absolute().parent.is_dir():
-        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+    files.check_out(out)
     out.mkdir(exist_ok=True)
     now = datetime.now(UTC)
-    path = _fresh(out, _name(now, config, facts))
+    path = files.new_folder(out, _name(now, config, facts))
     try:
         return RunDirectory(path, config, facts, started=now, config_text=config_text)
     except BaseException:
@@ -96,23 +94,6 @@ def _name(now: datetime, config: RunConfig, facts: RunFacts) -> str:
     parts = f"{facts.trace_name}-{regime}{config.policy.preset}"
     plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in parts)[:120]
     return f"{now:%Y-%m-%dT%H-%M-%S}-{plain}-s{config.seed}"
-
-
-def _fresh(out: Path, name: str) -> Path:
-    """Make a new directory; two runs that begin at once get two."""
-    for attempt in range(1, 10_000):
-        path = out / (name if attempt == 1 else f"{name}-{attempt}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
-        except BaseException:
-            # An interrupt may come after the directory is made. Only an empty one is removed.
-            with suppress(OSError):
-                path.rmdir()
-            raise
-    raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
 
 
 class RunDirectory:
@@ -142,9 +123,8 @@ class RunDirectory:
             context = replace(facts.context, learned=None)
             files.write_json(path / files.CONTEXT, to_plain(context))
         self._file = JournalFile(path / files.JOURNAL)
-        self._rows = JournalBuffer(
-            keep=MEASURED, entries=CHUNK_ENTRIES, on_full=lambda: self.flush()
-        )
+        self._columns = JournalReader(MEASURED)
+        self._rows = JournalBuffer(entries=CHUNK_ENTRIES, on_full=lambda: self.flush())
         self.record: Sink = self._rows.record
         """Record one event with its commands."""
 
@@ -159,6 +139,12 @@ class RunDirectory:
         batch = self._rows.take()
         if batch.num_rows:
             self._file.write(batch)
+            self._columns.add(batch)
+
+    def columns(self) -> Journal:
+        """Return what is recorded so far, the columns that figures are made from."""
+        self.flush()
+        return self._columns.journal()
 
     def finish(
         self,
@@ -178,21 +164,18 @@ class RunDirectory:
         """
         assert self.status == "running", "a closed run never changes"
         self._close_journal()
+        journal, self._columns = self._columns.journal(), JournalReader({})
         with files.written_table(self.path / files.STEPS) as write:
-            measured = measure(self._rows.columns(), solo_tpot, on_steps=write)
+            measured = measure(journal, solo_tpot, on_steps=write)
         with files.written_table(self.path / files.TRAJECTORIES) as write:
             write(measured.trajectories)
-        paid = {} if cost is None else cost(measured.summary["makespan_s"]).plain()
-        late = (
-            {}
-            if lateness is None
-            else lateness_figures(
-                lateness,
-                makespan_s=measured.summary["makespan_s"],
-                trajectories=measured.summary["arrived"],
-            )
-        )
-        summary = {**measured.summary, **paid, **late, **(notes or {})}
+        summary = dict(measured.summary)
+        makespan_s, trajectories = summary["makespan_s"], summary["arrived"]
+        if cost is not None:
+            summary |= cost(makespan_s).plain()
+        if lateness is not None:
+            summary |= lateness_figures(lateness, makespan_s, trajectories)
+        summary |= notes or {}
         files.write_json(self.path / files.SUMMARY, summary)
         self._manifest["files"] = list_files(self.path)
         self._close("finished")

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,42 @@ pa.array(np.zeros(1))
 
 class RunError(ValueError):
     """A run directory that cannot be used; the message says why and what to do."""
+
+
+def check_out(out: Path) -> None:
+    """Check that runs can be put into `out`, which need not be there.
+
+    Raises:
+        RunError: `out` has no parent directory, or is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out}: is a file, not a directory for runs; choose another with --out")
+    if not out.absolute().parent.is_dir():
+        raise RunError(f"{out.parent}: no such directory; make it first or choose another --out")
+
+
+def new_folder(out: Path, name: str) -> Path:
+    """Make a folder in `out` of this name, with a number behind it if it is taken.
+
+    Two that are made at once are two.
+
+    Raises:
+        RunError: too many are there.
+        OSError: it cannot be made.
+    """
+    for attempt in range(1, 10_000):
+        path = out / (name if attempt == 1 else f"{name}-{attempt}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+        except BaseException:
+            # An interrupt may come after the directory is made. Only an empty one is removed.
+            with suppress(OSError):
+                path.rmdir()
+            raise
+    raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
 
 
 @contextmanager

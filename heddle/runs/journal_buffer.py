@@ -1,4 +1,4 @@
-"""Events and commands into typed buffers: record batches for the file, columns for the metrics.
+"""Events and commands into typed buffers, and these into record batches.
 
 The values of a row go into the buffer of its class at once, so that the journal holds no object.
 The codes of words are the same in the whole journal, so a batch adds only new words to the file.
@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.journal_columns import Column, Journal, Kept, of_kept
+from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_schema import (
     COMMANDS,
     EVENTS,
@@ -30,6 +30,7 @@ from heddle.runs.journal_schema import (
 from heddle.runs.shape_keys import to_plain
 from heddle_core.commands import Command
 from heddle_core.events import Event
+from heddle_core.journal import Sink
 from heddle_core.plans import PlanProblem
 
 Values: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -184,23 +185,16 @@ def _columns() -> Mapping[str, tuple[pa.DataType, Values | None]]:
 
 
 class JournalBuffer:
-    """The rows since the last batch, and the columns that `keep` names of each class.
-
-    `on_full` is called after every `entries` events; without it, batches are dropped.
-    """
+    """The rows since the last batch. `on_full` is called after every `entries` events."""
 
     def __init__(
         self,
         *,
-        keep: Mapping[str, Sequence[str]],
         entries: int = CHUNK_ENTRIES,
-        on_full: Callable[[], object] | None = None,
+        on_full: Callable[[], object] = lambda: None,
     ) -> None:
         self.rows = 0
         """Rows in all batches so far."""
-        self._kept: Kept = {
-            name: {column: Column() for column in columns} for name, columns in keep.items()
-        }
         self._words = {column: _Words(first) for column, first in first_words().items()}
         self._recorded: list[Event | Command] = []
         self._order = bytearray()
@@ -212,7 +206,7 @@ class JournalBuffer:
             for kind, (name, layout) in enumerate(layouts().items())
         }
         self._put = {layouts()[name].cls: buffer.put for name, buffer in self._classes.items()}
-        self._entries, self._full, self._on_full = 0, entries, on_full or self.take
+        self._entries, self._full, self._on_full = 0, entries, on_full
         self._whole = True
 
     def record(self, event: Event, commands: Sequence[Command]) -> None:
@@ -235,13 +229,6 @@ class JournalBuffer:
             for row in rows:
                 put[row.__class__](row)
             self._packed = len(self._order)
-
-    def columns(self) -> Journal:
-        """Return the kept columns of all rows, once, after the last of them."""
-        self.take()
-        words = {column: words.words for column, words in self._words.items()}
-        kept, self._kept = self._kept, {}
-        return of_kept(self.rows, kept, words)
 
     def take(self) -> pa.RecordBatch:
         """Take out the recorded entries as the next rows of the journal.
@@ -271,16 +258,16 @@ class JournalBuffer:
         codes = codes.astype(np.intp)
         ends = np.cumsum(np.bincount(codes, minlength=len(self._classes))).tolist()
         parts = [
-            (name, buffer, order[start:end], *buffer.take(end - start))
-            for (name, buffer), start, end in zip(
-                self._classes.items(), [0, *ends[:-1]], ends, strict=True
+            (buffer, order[start:end], *buffer.take(end - start))
+            for buffer, start, end in zip(
+                self._classes.values(), [0, *ends[:-1]], ends, strict=True
             )
             if end > start
         ]
         row = np.arange(total)
         event_row = np.maximum.accumulate(np.where(is_event, row, 0))
         time_s = np.zeros(total)
-        for _, buffer, index, rows, _ in parts:
+        for buffer, index, rows, _ in parts:
             if buffer.is_event:
                 time_s[index] = rows["time_s"]
         time_s = time_s[event_row]
@@ -293,12 +280,11 @@ class JournalBuffer:
         }
         some: dict[str, Values] = {"cause": ~is_event}
         texts: list[str | None] = []
-        for name, buffer, index, rows, payloads in parts:
-            values = {column: rows[column].copy() for column in buffer.columns}
-            for column, of_class in values.items():
+        for buffer, index, rows, payloads in parts:
+            for column in buffer.columns:
                 if column not in columns:
-                    columns[column] = np.zeros(total, of_class.dtype)
-                columns[column][index] = of_class
+                    columns[column] = np.zeros(total, rows[column].dtype)
+                columns[column][index] = rows[column]
             for column in buffer.optional:
                 if column not in some:
                     owners = _columns()[column][1]
@@ -309,11 +295,6 @@ class JournalBuffer:
                 texts = texts or [None] * total
                 for at, text in zip(index.tolist(), payloads, strict=True):
                     texts[at] = text
-            if name in self._kept:
-                values |= {"seq": index + first, "time_s": time_s[index]}
-                values["payload"] = np.array(payloads, object)
-                for column, kept in self._kept[name].items():
-                    kept.add(values[column])
         self.rows += total
         return self._arrow(codes, columns, some, texts)
 
@@ -354,6 +335,20 @@ class JournalBuffer:
                 arrays.append(pa.Array.from_buffers(kind, total, [valid, data], nulls))
         arrays.append(pa.array(texts, pa.string()) if texts else pa.nulls(total, pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+class JournalInMemory:
+    """The columns of a journal that is written to no file; `record` is a sink."""
+
+    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
+        reader = self._reader = JournalReader(columns)
+        rows = self._rows = JournalBuffer(on_full=lambda: reader.add(rows.take()))
+        self.record: Sink = rows.record
+
+    def journal(self) -> Journal:
+        """Return the columns so far."""
+        self._reader.add(self._rows.take())
+        return self._reader.journal()
 
 
 def _bitmap(some: Values) -> tuple[Any, int]:

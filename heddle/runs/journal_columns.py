@@ -1,11 +1,7 @@
-"""The columns of a journal as numpy arrays, for each event and command class.
+"""The columns of a journal as numpy arrays, for each event and command class."""
 
-They come from a table that was read, or are the ones that its writer kept; both give the same.
-"""
-
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from mmap import ACCESS_COPY, mmap
 from typing import Any, TypeAlias
@@ -71,10 +67,6 @@ def _pages(count: int, dtype: Any) -> Any:
     return np.frombuffer(pages, dtype)
 
 
-Kept: TypeAlias = Mapping[str, Mapping[str, Column]]
-"""Columns of classes."""
-
-
 class Rows:
     """Rows of one class or of several, in the order of the journal."""
 
@@ -113,10 +105,6 @@ class Rows:
         """Rows at these places."""
         return Rows(len(index), lambda name: self.column(name)[index])
 
-    def split(self, indexes: Sequence[Ints]) -> list["Rows"]:
-        """Rows at each of these places; uses up what was kept by a writer."""
-        return [self.part(index) for index in indexes]
-
 
 class Journal:
     """A whole journal, or that of some of its trajectories.
@@ -153,10 +141,7 @@ class Journal:
         return self.trajectories if column == "trajectory" else self._words(column)
 
     def blocks(self, dispatches: int) -> Iterator["Journal"]:
-        """Cut by trajectory into journals of about so many dispatches each, which have no others.
-
-        Uses up the rows with a trajectory if a writer kept them.
-        """
+        """Cut by trajectory into journals of about so many dispatches each."""
         total = len(self.trajectories)
         if len(self.of("Dispatch")) <= dispatches:
             yield self
@@ -164,18 +149,17 @@ class Journal:
         count = np.bincount(self.of("Dispatch").codes("trajectory"), minlength=total)
         block = np.cumsum(count) // dispatches
         block = np.cumsum(np.diff(block, prepend=block[:1]) > 0)
-        firsts = np.searchsorted(block, np.arange(int(block[-1]) + 2)).tolist()
-        blocks: list[dict[str, Rows]] = [dict(self._classes) for _ in firsts[1:]]
-        for name, rows in self._classes.items():
-            if len(rows) and "trajectory" in _columns_of(name):
-                numbers = block[rows.codes("trajectory")].astype(np.int16)
-                order = np.argsort(numbers, kind="stable")
-                ends = np.cumsum(np.bincount(numbers, minlength=len(blocks)))[:-1]
-                for classes, part in zip(blocks, rows.split(np.split(order, ends)), strict=True):
-                    classes[name] = part
-        blocks.reverse()
-        for first, end in itertools.pairwise(firsts):
-            classes = {name: _counted_from(first, rows) for name, rows in blocks.pop().items()}
+        block_of_row = {
+            name: block[rows.column("trajectory")].astype(np.int16)
+            for name, rows in self._classes.items()
+            if len(rows) and "trajectory" in _columns_of(name)
+        }
+        for number in range(int(block[-1]) + 1):
+            first, end = np.searchsorted(block, [number, number + 1]).tolist()
+            classes = dict(self._classes)
+            for name, numbers in block_of_row.items():
+                part = self._classes[name].part(np.flatnonzero(numbers == number))
+                classes[name] = _counted_from(first, part)
             yield Journal(self.rows, self.trajectories[first:end], classes, self._words)
 
 
@@ -194,122 +178,119 @@ def _columns_of(name: str) -> frozenset[str]:
 
 
 def of_table(table: pa.Table) -> Journal:
-    """Return the columns of a journal that was read.
+    """Return all columns of a journal.
 
     Raises:
-        RunError: it names an event that is unknown, or a trajectory that never arrived.
+        RunError: as `JournalReader.journal`.
     """
-    columns = _Table(table)
-    names = columns.words("name")
-    codes = columns.whole("name")
-    classes: dict[str, Rows] = dict.fromkeys(layouts(), _NO_ROWS)
-    for code in np.unique(codes).tolist():
-        if names[code] not in classes:
-            raise RunError(f"journal names {names[code]!r}, which this version does not know")
-        classes[names[code]] = columns.rows(np.flatnonzero(codes == code))
-    arrived = classes["TrajectoryArrived"].codes("trajectory")
-    rank, trajectories = _arrival_order(arrived, columns.words("trajectory"))
-    columns.rank_trajectories(rank)
-    for name, rows in classes.items():
-        if name in OF_LOOPS or not (len(rows) and "trajectory" in _columns_of(name)):
-            continue  # the environment of a trajectory may fail before it arrives
-        if rows.codes("trajectory").min() < 0:
-            row = int(rows.seq[int(rows.codes("trajectory").argmin())])
-            raise RunError(f"journal is damaged: row {row}: its trajectory never arrived")
-    return Journal(table.num_rows, trajectories, classes, columns.words)
+    every = {name: ("seq", "time_s", "payload", *_columns_of(name)) for name in layouts()}
+    return of_batches(table.unify_dictionaries().to_batches(), every)
 
 
-def of_kept(rows: int, kept: Kept, words: Mapping[str, Sequence[str]]) -> Journal:
-    """Return the columns that the writer of a journal kept; `kept` is used up."""
-    arrived: Ints = np.zeros(0, np.int64)
-    if "TrajectoryArrived" in kept:
-        arrived = kept["TrajectoryArrived"]["trajectory"].array()
-    rank, trajectories = _arrival_order(arrived, words["trajectory"])
-    classes: dict[str, Rows] = dict.fromkeys(layouts(), _NO_ROWS)
-    for name, columns in kept.items():
-        arrays = {column: values.array() for column, values in columns.items()}
-        if any(map(len, arrays.values())):
-            if "trajectory" in arrays:
-                arrays["trajectory"] = rank[arrays["trajectory"]].astype(np.int32)
-            classes[name] = _KeptRows(name, arrays)
-    return Journal(rows, trajectories, classes, words.__getitem__)
+def of_batches(batches: Iterable[pa.RecordBatch], columns: Mapping[str, Sequence[str]]) -> Journal:
+    """Return these columns of each class of a journal.
+
+    Raises:
+        RunError: as `JournalReader.journal`.
+    """
+    reader = JournalReader(columns)
+    for batch in batches:
+        reader.add(batch)
+    return reader.journal()
 
 
-class _KeptRows(Rows):
-    """Rows of a class with the columns that a writer kept."""
+class JournalReader:
+    """Takes the batches of a journal, whose words only grow; keeps the columns that are named."""
 
-    def __init__(self, name: str, columns: dict[str, Any]) -> None:
-        super().__init__(len(next(iter(columns.values()))), columns.__getitem__)
-        self._name, self._columns = name, columns
+    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
+        self._found = {name: {column: Column() for column in of} for name, of in columns.items()}
+        self._rows = 0
+        self._last: pa.RecordBatch | None = None
 
-    def column(self, name: str) -> Any:
-        """Values that were kept; 0 or code -1 in a column that the class has not."""
-        if name in self._columns:
-            return self._columns[name]
-        assert name not in _columns_of(self._name), f"{name} of {self._name} was not kept"
-        return np.full(len(self), -1 if schema().field(name).type == WORD else 0)
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take the next batch.
 
-    def split(self, indexes: Sequence[Ints]) -> list[Rows]:
-        """Rows at each of these places; this has no rows any more."""
-        parts: list[dict[str, Any]] = [{} for _ in indexes]
-        for column in list(self._columns):
-            values = self._columns.pop(column)
-            for part, index in zip(parts, indexes, strict=True):
-                part[column] = _pages(len(index), values.dtype)
-                np.take(values, index, out=part[column], mode="clip")
-        return [_KeptRows(self._name, columns) for columns in parts]
+        Raises:
+            RunError: it names an event that is unknown.
+        """
+        if not batch.num_rows:
+            return
+        names, codes = _words(batch, "name"), _values(batch.column("name"))
+        order = np.argsort(codes, kind="stable")
+        ends = np.cumsum(np.bincount(codes, minlength=len(names))).tolist()
+        whole: dict[str, Any] = {"seq": np.arange(self._rows, self._rows + batch.num_rows)}
+        for name, start, end in zip(names, [0, *ends[:-1]], ends, strict=True):
+            if start == end:
+                continue
+            if name not in layouts():
+                raise RunError(f"journal names {name!r}, which this version does not know")
+            for column, values in self._found.get(name, {}).items():
+                if column not in whole:
+                    whole[column] = _values(batch.column(column))
+                values.add(whole[column][order[start:end]])
+        self._rows, self._last = self._rows + batch.num_rows, batch
+
+    def journal(self) -> Journal:
+        """Return the columns of the batches so far.
+
+        Raises:
+            RunError: the batches name a trajectory that never arrived.
+        """
+        found, last = self._found, self._last
+
+        @cache
+        def words(column: str) -> list[str]:
+            return [] if last is None else _words(last, column)
+
+        arrived = found["TrajectoryArrived"]["trajectory"].array().astype(np.int64)
+        names = words("trajectory")
+        rank = np.full(len(names) + 1, -1, np.int32)  # the last answers to code -1
+        rank[arrived] = np.arange(len(arrived))
+        classes = dict.fromkeys(layouts(), _NO_ROWS)
+        for name, of_class in found.items():
+            arrays = {column: values.array() for column, values in of_class.items()}
+            if len(arrays.get("trajectory", ())):
+                arrays["trajectory"] = rank[arrays["trajectory"]]
+                # The environment of a trajectory may fail before it arrives.
+                place = int(arrays["trajectory"].argmin())
+                if name not in OF_LOOPS and arrays["trajectory"][place] < 0:
+                    row = arrays["seq"][place] if "seq" in arrays else f"of {name}"
+                    raise RunError(f"journal is damaged: row {row}: its trajectory never arrived")
+            classes[name] = _rows(name, arrays)
+        return Journal(self._rows, [names[code] for code in arrived.tolist()], classes, words)
 
 
-def _arrival_order(arrived: Ints, words: Sequence[str]) -> tuple[Ints, list[str]]:
-    """Return the place of each trajectory in order of arrival by its code, and the names so."""
-    rank = np.full(len(words) + 1, -1, np.int64)  # the last answers to code -1
-    rank[arrived] = np.arange(len(arrived))
-    return rank, [words[code] for code in arrived.tolist()]
+def _words(batch: pa.RecordBatch, column: str) -> list[str]:
+    coded: Any = batch.column(column)
+    words: list[str] = coded.dictionary.to_pylist()
+    return words
 
 
-class _Table:
-    """A table's columns as arrays, each made when it is first read."""
+def _values(column: Any) -> Any:
+    """Codes of words, -1 where there is none; numbers, 0 so; texts."""
+    none: Any = 0
+    if isinstance(column, pa.DictionaryArray):
+        column, none = column.indices, -1
+    elif pa.types.is_string(column.type):
+        return column.to_numpy(zero_copy_only=False)
+    elif pa.types.is_boolean(column.type):
+        none = False
+    if column.null_count:
+        column = column.fill_null(none)
+    return column.to_numpy(zero_copy_only=False)
 
-    def __init__(self, table: pa.Table) -> None:
-        self._table = table.unify_dictionaries()
-        self._arrays: dict[str, Any] = {}
-        self._lists: dict[str, Sequence[str]] = {}
 
-    def rows(self, index: Ints) -> Rows:
-        def column(name: str) -> Any:
-            if name == "seq":
-                return index
-            if name == "payload":
-                texts: list[Any] = self._table.column(name).take(index).to_pylist()
-                return np.array(texts, object)
-            return self.whole(name)[index]
+def _rows(name: str, columns: Mapping[str, Any]) -> Rows:
+    """Rows of a class with those of its columns that were read."""
+    count = len(next(iter(columns.values())))
 
-        return Rows(len(index), column)
+    def column(wanted: str) -> Any:
+        if wanted in columns:
+            return columns[wanted]
+        assert wanted not in _columns_of(name), f"{wanted} of {name} was not read"
+        return np.full(count, -1 if schema().field(wanted).type == WORD else 0)
 
-    def words(self, name: str) -> Sequence[str]:
-        self.whole(name)
-        return self._lists[name]
-
-    def rank_trajectories(self, rank: Ints) -> None:
-        self._arrays["trajectory"] = rank[self._arrays["trajectory"]]
-
-    def whole(self, name: str) -> Any:
-        """Values of all rows: codes of words, -1 where there is none; numbers, 0 so."""
-        if name not in self._arrays:
-            values: Any = self._table.column(name).combine_chunks()
-            if isinstance(values, pa.ChunkedArray):  # of a table without rows
-                values = pa.array([], values.type)
-            none: Any = 0
-            if isinstance(values, pa.DictionaryArray):
-                words: list[Any] = values.dictionary.to_pylist()
-                self._lists[name] = words
-                values, none = values.indices, -1
-            elif pa.types.is_boolean(values.type):
-                none = False
-            if values.null_count:
-                values = values.fill_null(none)
-            self._arrays[name] = values.to_numpy(zero_copy_only=False)
-        return self._arrays[name]
+    return Rows(count, column)
 
 
 _NO_ROWS = Rows(0, lambda column: np.zeros(0, np.int64))

@@ -17,11 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from heddle_core.commands import Command
-from heddle_core.events import Event
+from heddle_core.commands import Command, LoopCommand
+from heddle_core.events import Event, LoopEvent
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.loop.commands import LoopCommand
-from heddle_core.loop.events import LoopEvent
 
 WORD = pa.dictionary(pa.int32(), pa.string())
 _ARROW: Mapping[type, pa.DataType] = {
@@ -31,8 +29,8 @@ _ARROW: Mapping[type, pa.DataType] = {
     str: WORD,
     EngineId: WORD,
 }
-EVENTS: tuple[type, ...] = (*typing.get_args(Event), *typing.get_args(LoopEvent))
-COMMANDS: tuple[type, ...] = (*typing.get_args(Command), *typing.get_args(LoopCommand))
+EVENTS: tuple[type, ...] = typing.get_args(Event)
+COMMANDS: tuple[type, ...] = typing.get_args(Command)
 OF_LOOPS = frozenset(
     cls.__name__ for cls in (*typing.get_args(LoopEvent), *typing.get_args(LoopCommand))
 )

@@ -16,7 +16,7 @@ INVALID = 0.05
 
 
 def lateness_figures(
-    lateness: Lateness, *, makespan_s: float, trajectories: int
+    lateness: Lateness, makespan_s: float, trajectories: int
 ) -> dict[str, float | bool]:
     """Return what a summary says of the clock.
 

@@ -1,4 +1,4 @@
-"""Trainings, weight updates, rewards and starts of an RL loop, from its journal."""
+"""Batches, trainings, weight updates, rewards and starts of an RL loop, from its journal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class LoopRecord:
     """By beginning, several of a batch where its parts are trained: `batch`, `began_s`, `ended_s`,
     `trajectories`, `version`, and the mean and the most staleness of its trajectories."""
     updates: Columns
-    """By beginning: `engine` as a code, `version`, `began_s`, `ended_s`."""
+    """By beginning: `engine` as a code, `version`, `began_s`, `ended_s`, and whether the engine was
+    `updated` and not lost."""
     moves: Columns
     """Of GPUs between rollout and training: `role` as a word, `began_s`, `ended_s`."""
     rewards: tuple[Floats, Floats]
@@ -33,10 +34,10 @@ def loop_record(journal: Journal) -> LoopRecord | None:
     """Cut the journal of a loop; None for a rollout."""
     if not len(journal.of("LoopStarted")):
         return None
-    updates = _updates(journal)
+    found = updates(journal)
     return LoopRecord(
-        trainings=_trainings(journal, updates),
-        updates=updates,
+        trainings=trainings(journal, found),
+        updates=found,
         moves=_moves(journal),
         rewards=_intervals(journal.of("Score"), journal.of("Scored")),
         starts=_intervals(
@@ -57,7 +58,7 @@ def _intervals(begun: Rows, ended: Rows) -> tuple[Floats, Floats]:
     return np.sort(begun.floats("time_s")), np.sort(ended.floats("time_s"))
 
 
-def _updates(journal: Journal) -> Columns:
+def updates(journal: Journal) -> Columns:
     """Each update with the report of its engine, or the end of its engine."""
     begun = journal.of("UpdateWeights")
     ended = journal.of("EngineUpdated", "EngineFailed", "EngineStopped")
@@ -75,10 +76,12 @@ def _updates(journal: Journal) -> Columns:
         "began_s": begun.floats("time_s"),
         "ended_s": ended_s,
         "ended_seq": ended_seq,
+        "updated": np.isin(ended_seq, journal.of("EngineUpdated").seq),
     }
 
 
-def _trainings(journal: Journal, updates: Columns) -> Columns:
+def trainings(journal: Journal, updates: Columns) -> Columns:
+    """Each training of a batch, or of a part of one; `members` are codes of its trajectories."""
     begun = journal.of("AccumulateGradients", "Train")
     ended = journal.of("GradientsAccumulated", "Trained")
     ended_s = np.full(len(begun), NEVER)
@@ -95,13 +98,16 @@ def _trainings(journal: Journal, updates: Columns) -> Columns:
     at_start[started.codes("trajectory")] = version_at(started.seq)
     code_of = {name: code for code, name in enumerate(journal.trajectories)}
     version = version_at(begun.seq)
-    batches = [[code_of[t] for t in each["trajectories"]] for each in begun.payloads()]
-    stale = [v - at_start[each] for v, each in zip(version.tolist(), batches, strict=True)]
+    members = [np.array([code_of[t] for t in p["trajectories"]]) for p in begun.payloads()]
+    stale = [v - at_start[each] for v, each in zip(version.tolist(), members, strict=True)]
     return {
+        "seq": begun.seq,
         "batch": begun.ints("batch"),
         "began_s": begun.floats("time_s"),
         "ended_s": ended_s,
-        "trajectories": np.array([len(each) for each in batches], np.int64),
+        "members": members,
+        "staleness": stale,
+        "trajectories": np.array([len(each) for each in members], np.int64),
         "version": version,
         "mean_staleness": np.array([each.mean() for each in stale], np.float64),
         "most_staleness": np.array([each.max() for each in stale], np.int64),

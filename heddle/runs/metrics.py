@@ -58,7 +58,7 @@ def measure(
 
     `solo_tpot` is what the interference factor compares with; without it, the best time per token
     that the run itself saw on the same GPU class and TP degree. `on_steps` gets the rows of the
-    steps, in parts. A journal of columns that a writer kept is used up.
+    steps, in parts.
 
     Raises:
         MetricsError: arrived trajectories are not completed, truncated, failed or cancelled.

@@ -20,13 +20,13 @@ class ListedRun:
     status: str
     """``finished``, ``running``, ``interrupted``, ``failed``; ``unfinished`` of a comparison;
     ``damaged`` where its files cannot be read."""
-    trace: str
-    policies: tuple[str, ...]
+    trace: str = ""
+    policies: tuple[str, ...] = ()
     """Of a finished comparison, the best first."""
-    runs: int
-    makespan_s: float | None
+    runs: int = 1
+    makespan_s: float | None = None
     """Of the best policy; None until it has finished."""
-    page: Path | None
+    page: Path | None = None
     """Its page, if there is one."""
 
     def plain(self) -> dict[str, Any]:
@@ -56,22 +56,25 @@ def listed_runs(folder: Path) -> list[ListedRun]:
 
 
 def _one(path: Path) -> ListedRun:
-    page = path / PAGE
     try:
         run = load_run(path, unfinished=True)
         makespan_s = _makespan_s(run)
     except RunError:
-        return _damaged(path, "run", 1)
+        return ListedRun(path=path, kind="run", status="damaged")
     return ListedRun(
         path=path,
         kind="run",
         status=run.status,
         trace=run.manifest["trace"]["name"],
         policies=(run.manifest["policy"],),
-        runs=1,
         makespan_s=makespan_s,
-        page=page if page.is_file() else None,
+        page=_page(path),
     )
+
+
+def _page(path: Path) -> Path | None:
+    page = path / PAGE
+    return page if page.is_file() else None
 
 
 def _makespan_s(run: Run) -> float | None:
@@ -89,8 +92,7 @@ def _comparison(path: Path) -> ListedRun:
         index = read_index(path)
         makespan_s = _of_best(index)
     except RunError:
-        return _damaged(path, "comparison", len(runs))
-    page = path / PAGE
+        return ListedRun(path=path, kind="comparison", status="damaged", runs=len(runs))
     return ListedRun(
         path=path,
         kind="comparison",
@@ -99,7 +101,7 @@ def _comparison(path: Path) -> ListedRun:
         policies=index.ranking,
         runs=len(runs),
         makespan_s=makespan_s,
-        page=page if page.is_file() else None,
+        page=_page(path),
     )
 
 
@@ -121,19 +123,4 @@ def _unfinished(path: Path, runs: Sequence[Path]) -> ListedRun:
         trace=next((run.trace for run in each if run.trace), ""),
         policies=tuple(names),
         runs=len(runs),
-        makespan_s=None,
-        page=None,
-    )
-
-
-def _damaged(path: Path, kind: str, runs: int) -> ListedRun:
-    return ListedRun(
-        path=path,
-        kind=kind,
-        status="damaged",
-        trace="",
-        policies=(),
-        runs=runs,
-        makespan_s=None,
-        page=None,
     )

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
-from heddle.knowledge import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.loop.config import LoopConfig
 from heddle.loop.setup import loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
+from heddle.policy_inputs import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
 from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
@@ -91,7 +91,7 @@ def replay(
     )
     handle: Handle = controller.handle
     if run.manifest.get("loop"):
-        handle = cast(Handle, _loop(run, controller).handle)
+        handle = _loop(run, controller).handle
     divergence = first_divergence(counted(), handle)
     return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
 

@@ -42,8 +42,19 @@ MEASURED: Mapping[str, tuple[str, ...]] = {
     "Predicted": ("seq", "trajectory", "step"),
     "Dispatch": ("seq", "time_s", "trajectory", "step", "engine"),
     "Predict": ("trajectory",),
+    "StartTrajectory": ("seq", "trajectory", "group", "sample"),
+    "StartFailed": ("seq", "trajectory"),
+    "Discard": ("seq", "trajectory"),
+    "AccumulateGradients": ("seq", "time_s", "batch", "payload"),
+    "GradientsAccumulated": ("seq", "time_s", "batch"),
+    "Train": ("seq", "time_s", "batch", "payload"),
+    "Trained": ("seq", "time_s", "batch"),
+    "UpdateWeights": ("seq", "time_s", "engine", "version"),
+    "EngineUpdated": ("seq", "time_s", "engine"),
+    "AssignGpus": ("seq", "time_s", "role", "pool"),
+    "GpusAssigned": ("seq", "time_s", "role", "pool", "ok"),
 }
-"""Columns that the writer of a journal keeps for `heddle.runs.metrics`; every other is on disk."""
+"""Columns that figures are made from; a large journal has no place in memory for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ tokens on prefixes of 1.5K and 7.5K, and a whole 32K.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -105,12 +105,7 @@ class KernelTables:
         return max(0.0, float(per_token)), max(0.0, float(fixed))
 
     def _frames(self) -> dict[str, pd.DataFrame]:
-        return {
-            "decode": self.decode,
-            "prefill": self.prefill,
-            "mixed": self.mixed,
-            "capacity": self.capacity,
-        }
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _each(self, change: Callable[[pd.DataFrame], pd.DataFrame]) -> "KernelTables":
         return KernelTables(**{name: change(frame) for name, frame in self._frames().items()})

@@ -25,8 +25,6 @@ that the prompt takes, one before and one after. The rest is aborted."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSize:
-    """Size of a sweep."""
-
     contexts: int
     """Contexts of each batch on the grid."""
     repeats: int

@@ -149,30 +149,25 @@ class EngineProbe:
     # -- answers: `EngineListener` -----------------------------------------------------------------
 
     def engine_ready(self, engine: EngineId, kv_capacity_tokens: int) -> None:
-        """See `EngineListener`."""
         self._answer(None, engine, "ready")
 
     def step_ended(self, engine: EngineId, end: StepResult) -> None:
-        """See `EngineListener`."""
         self._answer((self._loop.time(), end), engine, "end", end.trajectory)
 
     def kv_exported(
         self, engine: EngineId, trajectory: TrajectoryId, kv: KvHandle | None, move: int
     ) -> None:
-        """See `EngineListener`."""
         self._answer(kv, engine, "exported", trajectory)
 
     def kv_placed(
         self, engine: EngineId, trajectory: TrajectoryId, placed: KvPlaced, move: int
     ) -> None:
-        """See `EngineListener`."""
         self._answer(placed, engine, "placed", trajectory)
 
     def weights_updated(self, engine: EngineId, version: int) -> None:
         """See `EngineListener`; a sweep updates no weights."""
 
     def engine_stopped(self, engine: EngineId) -> None:
-        """See `EngineListener`."""
         self._answer(None, engine, "stopped")
 
     def engine_failed(

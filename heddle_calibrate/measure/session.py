@@ -138,7 +138,6 @@ class Session:
         self._expected += count
 
     def begin(self, what: str) -> None:
-        """Begin a measurement."""
         self._on_progress(self.position, self._expected, f"TP {self.tp}: {what}")
         self.position += 1
 

@@ -31,7 +31,6 @@ class ParameterCounts:
 
     @property
     def total(self) -> int:
-        """All parameters."""
         return self.embedding + self.head + self.attention + self.mlp + self.experts
 
 

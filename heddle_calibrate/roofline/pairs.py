@@ -14,7 +14,7 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_layouts import layout_name
+from heddle_sim.profile_files import layout_name
 
 PROMPT, PREFIX = 512.0, 32_256.0
 """Tokens whose pairs with a prefix are counted."""

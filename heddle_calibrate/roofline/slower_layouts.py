@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_sim.profile_files import Profile
-from heddle_sim.profile_layouts import read_layout
+from heddle_sim.profile_files import Profile, read_layout
 
 BATCHES, CONTEXT, PROMPT = (1, 64), 4096, 2048
 """Iterations that are compared."""

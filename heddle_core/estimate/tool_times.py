@@ -21,7 +21,6 @@ class RecentDurations:
         return len(self.ordered)
 
     def add(self, seconds: float) -> None:
-        """Take one more."""
         self.by_age.append(seconds)
         insort(self.ordered, seconds)
         if len(self.by_age) > RECENT:

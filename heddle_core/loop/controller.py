@@ -13,22 +13,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any, Final, Literal, TypeAlias
 
-from heddle_core.commands import Cancel
-from heddle_core.controller import Controller
-from heddle_core.events import (
-    EngineFailed,
-    EngineReady,
-    EngineStopped,
-    TrajectoryArrived,
-    TrajectoryFinished,
-)
-from heddle_core.ids import EngineId, RolloutId, TrajectoryId
-from heddle_core.ledger import LedgerError
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Cancel,
     CloseRollout,
+    Command,
     Discard,
     OpenRollout,
     Score,
@@ -36,9 +26,13 @@ from heddle_core.loop.commands import (
     Train,
     UpdateWeights,
 )
-from heddle_core.loop.events import (
-    AnyEvent,
+from heddle_core.controller import Controller
+from heddle_core.events import (
+    EngineFailed,
+    EngineReady,
+    EngineStopped,
     EngineUpdated,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     LoopEvent,
@@ -46,7 +40,11 @@ from heddle_core.loop.events import (
     Scored,
     StartFailed,
     Trained,
+    TrajectoryArrived,
+    TrajectoryFinished,
 )
+from heddle_core.ids import EngineId, RolloutId, TrajectoryId
+from heddle_core.ledger import LedgerError
 from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
 from heddle_core.loop.hybrid import HybridPool
 from heddle_core.loop.regime import Regime
@@ -141,7 +139,7 @@ class LoopController:
         collecting: tuple[Stage, ...] = ("collecting", "accumulating")
         self._round_stages = (*collecting, "training") if by_batch else collecting
         """Stages in which a round may start, where updates wait for running trajectories."""
-        self._on: dict[type[AnyEvent], Callable[[Any, list[AnyCommand]], None]] = {
+        self._on: dict[type[Event], Callable[[Any, list[Command]], None]] = {
             EngineFailed: self._on_engine_gone,
             EngineReady: self._on_engine_ready,
             EngineStopped: self._on_engine_gone,
@@ -158,7 +156,6 @@ class LoopController:
 
     @property
     def deadline_s(self) -> float | None:
-        """That of the rollouts."""
         return self._rollouts.deadline_s
 
     @property
@@ -166,15 +163,15 @@ class LoopController:
         """Whether all batches are trained and every trajectory has ended."""
         return self.stage == "over" and not self.groups.samples
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """Take one event in; return the commands it causes."""
-        out: list[AnyCommand]
+        out: list[Command]
         cause = self._rollouts.events
         if type(event) in _LOOP_EVENTS:
             self._rollouts.skip_event()
             out = []
         else:
-            out = list(self._rollouts.handle(event))  # type: ignore[arg-type]
+            out = list(self._rollouts.handle(event))
         react = self._on.get(type(event))
         if react is not None:
             self._cause = cause
@@ -185,10 +182,10 @@ class LoopController:
 
     # -- samples ----------------------------------------------------------------------------------
 
-    def _on_loop_started(self, e: LoopStarted, out: list[AnyCommand]) -> None:
+    def _on_loop_started(self, e: LoopStarted, out: list[Command]) -> None:
         """Nothing besides the start of the first trajectories."""
 
-    def _on_arrived(self, e: TrajectoryArrived, out: list[AnyCommand]) -> None:
+    def _on_arrived(self, e: TrajectoryArrived, out: list[Command]) -> None:
         sample = self.groups.sample(e.trajectory)
         self._arrived_in(sample.rollout, out)
         if sample.phase == "discarded":
@@ -196,7 +193,7 @@ class LoopController:
         else:
             self.groups.move(sample, "running")
 
-    def _on_start_failed(self, e: StartFailed, out: list[AnyCommand]) -> None:
+    def _on_start_failed(self, e: StartFailed, out: list[Command]) -> None:
         sample = self.groups.sample(e.trajectory)
         was_wanted = sample.phase != "discarded"
         if was_wanted:
@@ -207,7 +204,7 @@ class LoopController:
         if was_wanted:
             self._replace(sample, out)
 
-    def _on_finished(self, e: TrajectoryFinished, out: list[AnyCommand]) -> None:
+    def _on_finished(self, e: TrajectoryFinished, out: list[Command]) -> None:
         sample = self.groups.sample(e.trajectory)
         if sample.phase == "discarded":
             self.groups.forget(sample)
@@ -219,7 +216,7 @@ class LoopController:
             self.groups.forget(sample)
             self._replace(sample, out)
 
-    def _on_scored(self, e: Scored, out: list[AnyCommand]) -> None:
+    def _on_scored(self, e: Scored, out: list[Command]) -> None:
         sample = self.groups.sample(e.trajectory)
         if sample.phase == "discarded":
             self.groups.forget(sample)
@@ -235,7 +232,7 @@ class LoopController:
                         self._discard(other, out)
                 sample.group.seconds = self._now_s - sample.group.started_s
 
-    def _replace(self, failed: GroupSample, out: list[AnyCommand]) -> None:
+    def _replace(self, failed: GroupSample, out: list[Command]) -> None:
         """Start a failed sample again if its group needs it, unless too many of it have failed."""
         group = failed.group
         group.failures += 1
@@ -254,7 +251,7 @@ class LoopController:
         else:
             self._start_sample(group, failed.number, EXTRA, out)
 
-    def _discard(self, sample: GroupSample, out: list[AnyCommand]) -> None:
+    def _discard(self, sample: GroupSample, out: list[Command]) -> None:
         """A sample is not needed: end it if it runs."""
         before = sample.phase
         self.groups.move(sample, "discarded")
@@ -265,17 +262,17 @@ class LoopController:
             if before == "scored":
                 self.groups.forget(sample)
 
-    def _cancel(self, sample: GroupSample, out: list[AnyCommand]) -> None:
+    def _cancel(self, sample: GroupSample, out: list[Command]) -> None:
         out.append(Cancel(trajectory=sample.trajectory, reason="discarded", cause=self._cause))
 
-    def _drop(self, group: Group, out: list[AnyCommand]) -> None:
+    def _drop(self, group: Group, out: list[Command]) -> None:
         for sample in list(group.live.values()):
             self._discard(sample, out)
         self.groups.drop(group)
 
     # -- training and weights ---------------------------------------------------------------------
 
-    def _on_trained(self, e: Trained, out: list[AnyCommand]) -> None:
+    def _on_trained(self, e: Trained, out: list[Command]) -> None:
         if self.stage != "training" or e.batch != self.begun - 1:
             raise LedgerError(f"batch {e.batch} is not in training")
         self.trained += 1
@@ -291,12 +288,12 @@ class LoopController:
         else:
             self._after_training()
 
-    def _on_accumulated(self, e: GradientsAccumulated, out: list[AnyCommand]) -> None:
+    def _on_accumulated(self, e: GradientsAccumulated, out: list[Command]) -> None:
         if self.stage != "accumulating" or e.batch != self.begun:
             raise LedgerError(f"no gradients of batch {e.batch} are due")
         self.stage = "collecting"
 
-    def _on_gpus_assigned(self, e: GpusAssigned, out: list[AnyCommand]) -> None:
+    def _on_gpus_assigned(self, e: GpusAssigned, out: list[Command]) -> None:
         if e.pool == "hybrid":
             if self._pool is None:
                 raise LedgerError("there is no hybrid pool")
@@ -319,7 +316,7 @@ class LoopController:
         self._waits_since_s = self._now_s
         self._awaited = max(0, self.regime.groups - len(self.groups.complete))
 
-    def _move_gpus(self, step: StepEnd | None, out: list[AnyCommand]) -> None:
+    def _move_gpus(self, step: StepEnd | None, out: list[Command]) -> None:
         """Let hybrid GPUs change sides if their rule says so."""
         pool = self._pool
         assert pool is not None
@@ -331,28 +328,28 @@ class LoopController:
             if not last and pool.rule.lends(step):
                 out.append(pool.lend(self._now_s, self._cause))
 
-    def _on_engine_ready(self, e: EngineReady, out: list[AnyCommand]) -> None:
+    def _on_engine_ready(self, e: EngineReady, out: list[Command]) -> None:
         self._engines[e.engine] = None
         if self._pool is not None and e.engine in self._pool:
             self._pool.ready(e.engine, self._now_s)
 
-    def _on_engine_gone(self, e: EngineStopped | EngineFailed, out: list[AnyCommand]) -> None:
+    def _on_engine_gone(self, e: EngineStopped | EngineFailed, out: list[Command]) -> None:
         if self._pool is not None and e.engine in self._pool:
             out.extend(self._pool.gone(e.engine, self._now_s, self._cause))
         self._engines.pop(e.engine, None)
         self._updating.pop(e.engine, None)
 
-    def _on_engine_updated(self, e: EngineUpdated, out: list[AnyCommand]) -> None:
+    def _on_engine_updated(self, e: EngineUpdated, out: list[Command]) -> None:
         if e.engine in self._engines and self._updating.pop(e.engine, 0) is not None:
             raise LedgerError(f"engine {e.engine!r} was not to be updated")
 
-    def _train(self, out: list[AnyCommand]) -> None:
+    def _train(self, out: list[Command]) -> None:
         batch = self.begun - 1
         out.append(Train(batch=batch, trajectories=self._training, cause=self._cause))
 
     # -- what follows from the state --------------------------------------------------------------
 
-    def _advance(self, out: list[AnyCommand]) -> None:
+    def _advance(self, out: list[Command]) -> None:
         """Do all that can be done now."""
         if self._pool is not None and self.stage != "over":
             self._move_gpus(None, out)
@@ -370,7 +367,7 @@ class LoopController:
         else:
             self._start_groups(out)
 
-    def _begin_training(self, out: list[AnyCommand]) -> None:
+    def _begin_training(self, out: list[Command]) -> None:
         if self._pool is not None and not self._pool.trainer_ready:
             return
         missing = self.regime.groups - self._accumulated
@@ -404,7 +401,7 @@ class LoopController:
         """Take groups out; return their samples."""
         return tuple(s.trajectory for group in groups for s in self.groups.train(group))
 
-    def _leave_rest(self, out: list[AnyCommand]) -> None:
+    def _leave_rest(self, out: list[Command]) -> None:
         """Do with the groups that are not in the batch what the regime says."""
         rest = self.regime.batching.rest
         if rest == "keep":
@@ -433,7 +430,7 @@ class LoopController:
             missing -= max(0, min(awaited - left * regime.groups, missing))
         return ready[:missing]
 
-    def _begin_update(self, out: list[AnyCommand]) -> None:
+    def _begin_update(self, out: list[Command]) -> None:
         update = self.regime.update
         if update.mode == "drain" and self.groups.in_flight:
             return
@@ -450,7 +447,7 @@ class LoopController:
             for engine in self._engines
         )
 
-    def _end_update(self, out: list[AnyCommand]) -> None:
+    def _end_update(self, out: list[Command]) -> None:
         self.version += 1
         self.stage = "collecting"
         if self.regime.staleness.late == "drop":
@@ -468,7 +465,7 @@ class LoopController:
 
     # -- starts -----------------------------------------------------------------------------------
 
-    def _start_groups(self, out: list[AnyCommand]) -> None:
+    def _start_groups(self, out: list[Command]) -> None:
         regime, groups = self.regime, self.groups
         drains = regime.update.mode == "drain"
         if drains and not (self.stage in self._round_stages and groups.in_flight == 0):
@@ -525,7 +522,7 @@ class LoopController:
         return prompt
 
     def _start_sample(
-        self, group: Group, number: int, rollout: RolloutId, out: list[AnyCommand]
+        self, group: Group, number: int, rollout: RolloutId, out: list[Command]
     ) -> None:
         if rollout == EXTRA and not self._extra_is_open:
             self._extra_is_open = True
@@ -552,7 +549,7 @@ class LoopController:
             )
         )
 
-    def _arrived_in(self, rollout: RolloutId, out: list[AnyCommand]) -> None:
+    def _arrived_in(self, rollout: RolloutId, out: list[Command]) -> None:
         """A trajectory has arrived in its rollout, or never will."""
         self._due[rollout] -= 1
         if rollout != EXTRA and not self._due[rollout]:

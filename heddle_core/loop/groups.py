@@ -68,7 +68,6 @@ class Group:
 
     @property
     def id(self) -> GroupId:
-        """That of its prompt."""
         return self.prompt.group
 
     @property
@@ -99,7 +98,6 @@ class Groups:
         return self.started - self.dropped
 
     def start(self, prompt: Prompt, *, needed: int, version: int, now_s: float) -> Group:
-        """Open a group."""
         if prompt.group in self.open:
             raise LedgerError(f"group {prompt.group!r} started twice")
         new = Group(
@@ -118,7 +116,6 @@ class Groups:
         rollout: RolloutId,
         version: int,
     ) -> GroupSample:
-        """Start a sample."""
         if trajectory in self.samples:
             raise LedgerError(f"trajectory {trajectory!r} started twice")
         sample = GroupSample(

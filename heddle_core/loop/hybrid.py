@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final, Literal, Protocol, TypeAlias
 
-from heddle_core.commands import CommandList
+from heddle_core.commands import AssignGpus, CommandList
+from heddle_core.events import GpusAssigned
 from heddle_core.ids import EngineId
 from heddle_core.ledger import LedgerError
-from heddle_core.loop.commands import AssignGpus
-from heddle_core.loop.events import GpusAssigned
 from heddle_core.loop.split_plan import GpuCounts, SplitPlan, SplitPlanner, StepEnd
 from heddle_core.plans import EngineSpec
 
@@ -115,13 +114,11 @@ class WaitLendingRule:
         return min(max(round(self.ratio * period), self._groups), period)
 
     def waited(self, seconds: float, groups: int) -> None:
-        """See `HybridRule`."""
         self._wait_s += seconds
         self._waited_groups += groups
         self._step_wait_s += seconds
 
     def switched(self, role: Literal["rollout", "training"], seconds: float) -> None:
-        """See `HybridRule`."""
         (self._to_rollout if role == "rollout" else self._to_training).append(seconds)
 
     def lends(self, step: StepEnd) -> bool:

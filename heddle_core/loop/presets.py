@@ -1,18 +1,19 @@
 """Named regimes, with the parameters of the systems that they come from.
 
-A regime is one class below and one line in `REGIMES`. `docs/regimes.md` states what of each system
-is modelled and what is not.
+A regime is one function below and one line in `REGIMES`; its keyword arguments are its parameters.
+`docs/loop.md` states what of each system is modelled and what is not.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Any, Final
 
 from heddle_core.loop.hybrid import RatioPool, WaitLending
 from heddle_core.loop.regime import (
     Batching,
     BatchShape,
+    Late,
     Regime,
     RegimeError,
     Sampling,
@@ -22,362 +23,355 @@ from heddle_core.loop.regime import (
 )
 from heddle_core.loop.split_plan import SplitPlan
 
-
-class RegimePreset(Protocol):
-    """Parameters of a system."""
-
-    can_share_gpus: ClassVar[bool]
-    """Whether rollout and training may have the same GPUs in turn."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """The rules for such batches."""
-        ...
+MOST: Final = 1_000_000
+"""Of any parameter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sync:
+def sync(shape: BatchShape) -> Regime:
     """On-policy: generate a batch, train, update, generate the next."""
-
-    can_share_gpus: ClassVar[bool] = True
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Strictly one after the other."""
-        return Regime(groups=shape.groups, samples=shape.samples, split=_split(shape))
+    return Regime(shape.groups, shape.samples, split=_split(shape))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneStepOff:
+def one_step_off(shape: BatchShape) -> Regime:
     """One-step-off-policy (verl), train_async (slime): the next batch while one is trained."""
+    staleness = Staleness(bound=1.0, counted_by="batch")
+    return Regime(shape.groups, shape.samples, staleness=staleness)
 
-    can_share_gpus: ClassVar[bool] = False
 
-    def regime(self, shape: BatchShape) -> Regime:
-        """The update waits for the batch in generation."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(bound=1.0, counted_by="batch"),
+def verl_fully_async(
+    shape: BatchShape,
+    *,
+    staleness_threshold: float = 0.1,
+    trigger_parameter_sync_step: int = 4,
+    partial_rollout: bool = True,
+) -> Regime:
+    """verl's fully asynchronous trainer.
+
+    `staleness_threshold` is the number of samples from older weights, as a share of those between
+    two updates, `trigger_parameter_sync_step` that of batches between two updates. With
+    `partial_rollout` an update interrupts running trajectories; else it waits for them.
+    """
+    if not partial_rollout and staleness_threshold > 0.0:
+        raise RegimeError(
+            "staleness_threshold above 0 needs partial_rollout=true: an "
+            "update that waits for running trajectories leaves none for the next batch"
         )
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=Staleness(bound=staleness_threshold, late="train"),
+        update=Update(
+            mode="interrupt" if partial_rollout else "drain", every=trigger_parameter_sync_step
+        ),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerlFullyAsync:
-    """verl's fully asynchronous trainer."""
+def areal(
+    shape: BatchShape,
+    *,
+    max_head_offpolicyness: float = 4.0,
+    max_concurrent_rollouts: int = 0,
+    enforce: bool = False,
+) -> Regime:
+    """AReaL: bounded staleness at admission, generation interrupted at an update.
 
-    can_share_gpus: ClassVar[bool] = False
-    staleness_threshold: float = 0.1
-    """Samples from older weights, as a share of those between two updates."""
-    trigger_parameter_sync_step: int = 4
-    """Batches between two updates."""
-    partial_rollout: bool = True
-    """Interrupt running trajectories at an update; else it waits for them."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Admission by the number of samples since the last update."""
-        if not self.partial_rollout and self.staleness_threshold > 0.0:
-            raise RegimeError(
-                "staleness_threshold above 0 needs partial_rollout=true: an "
-                "update that waits for running trajectories leaves none for the next batch"
-            )
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(bound=self.staleness_threshold, late="train"),
-            update=Update(
-                mode="interrupt" if self.partial_rollout else "drain",
-                every=self.trigger_parameter_sync_step,
-            ),
-        )
+    `max_head_offpolicyness` is the bound, eta in the paper, which uses 4 to 8; the code's default
+    is 0. At most `max_concurrent_rollouts` trajectories are in flight; 0: twice the engines' slots.
+    With `enforce` the trainer waits for trajectories that would exceed the bound; AReaL trains
+    them.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=Staleness(
+            bound=max_head_offpolicyness,
+            late="wait" if enforce else "train",
+            max_concurrent=max_concurrent_rollouts or shape.most_concurrent,
+        ),
+        update=Update(mode="interrupt"),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Areal:
-    """AReaL: bounded staleness at admission, generation interrupted at an update."""
+def pipelinerl(shape: BatchShape, *, attempts_in_flight: int = 0) -> Regime:
+    """PipelineRL: weights change in flight, with the KV kept; no bound on the staleness.
 
-    can_share_gpus: ClassVar[bool] = False
-    max_head_offpolicyness: float = 4.0
-    """Bound on the staleness, eta in the paper, which uses 4 to 8; the code's default is 0."""
-    max_concurrent_rollouts: int = 0
-    """Trajectories in flight at most; 0: twice the engines' slots."""
-    enforce: bool = False
-    """Wait for trajectories that would exceed the bound; AReaL trains them."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Its admission rule, with interruptible generation."""
-        most = self.max_concurrent_rollouts or shape.most_concurrent
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(
-                bound=self.max_head_offpolicyness,
-                late="wait" if self.enforce else "train",
-                max_concurrent=most,
-            ),
-            update=Update(mode="interrupt"),
-        )
+    `attempts_in_flight` counts trajectories; 0: as many as the engines have slots.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=Staleness(
+            counted_by="nothing",
+            late="train",
+            max_concurrent=attempts_in_flight or max(shape.slots, shape.samples),
+        ),
+        batching=Batching(order="first_finished"),
+        update=Update(mode="in_flight", keep_kv=True),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineRl:
-    """PipelineRL: weights change in flight, with the KV kept; no bound on the staleness."""
+def roll(
+    shape: BatchShape, *, async_generation_ratio: float = 1.0, group_size_redundancy: int = 0
+) -> Regime:
+    """ROLL: groups of later batches start early, redundant samples, too old groups are dropped.
 
-    can_share_gpus: ClassVar[bool] = False
-    attempts_in_flight: int = 0
-    """Trajectories in flight; 0: the engines' slots."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """As many trajectories as the engines run, the first finished groups first."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(
-                counted_by="nothing",
-                late="train",
-                max_concurrent=self.attempts_in_flight or max(shape.slots, shape.samples),
-            ),
-            batching=Batching(order="first_finished"),
-            update=Update(mode="in_flight", keep_kv=True),
-        )
+    `async_generation_ratio` is the number of batches in generation beside the current one; ROLL's
+    default is 0, synchronous. `group_size_redundancy` is that of samples of a group beside those
+    that it needs. The oldest groups go first.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        sampling=Sampling(extra_samples=group_size_redundancy),
+        staleness=_dropping(async_generation_ratio),
+        update=Update(mode="interrupt"),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Roll:
-    """ROLL: groups of later batches start early, redundant samples, too old groups are dropped."""
+def rollart(shape: BatchShape, *, alpha: float = 1.0, redundant_environments: int = 0) -> Regime:
+    """RollArt: staleness bounded for each trajectory, redundant environments.
 
-    can_share_gpus: ClassVar[bool] = False
-    async_generation_ratio: float = 1.0
-    """Batches in generation beside the current one; ROLL's default is 0, synchronous."""
-    group_size_redundancy: int = 0
-    """Samples of a group beside those that it needs."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """The oldest groups first; those over the ratio are dropped."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            sampling=Sampling(extra_samples=self.group_size_redundancy),
-            staleness=_dropping(self.async_generation_ratio),
-            update=Update(mode="interrupt"),
-        )
+    `alpha` is the number of versions between the start of a trajectory and its training,
+    `redundant_environments` that of samples of a group beside those that it needs; the first to
+    finish count. Trajectories start as engines have room; those that grow too old are cancelled.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        sampling=Sampling(extra_samples=redundant_environments),
+        staleness=_dropping(alpha),
+        batching=Batching(order="first_finished"),
+        update=Update(mode="interrupt"),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollArt:
-    """RollArt: staleness bounded for each trajectory, redundant environments."""
+def april(shape: BatchShape, *, over_sampling: float = 2.0) -> Regime:
+    """APRIL: more prompts than a batch needs; the rest goes on in the next step.
 
-    can_share_gpus: ClassVar[bool] = False
-    alpha: float = 1.0
-    """Versions between the start of a trajectory and its training."""
-    redundant_environments: int = 0
-    """Samples of a group beside those that it needs; the first to finish count."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Trajectories start as engines have room; those that grow too old are cancelled."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            sampling=Sampling(extra_samples=self.redundant_environments),
-            staleness=_dropping(self.alpha),
-            batching=Batching(order="first_finished"),
-            update=Update(mode="interrupt"),
-        )
+    `over_sampling` is the number of prompts in flight over that of a batch (slime's
+    over-sampling-batch-size). Trajectories that were stopped keep their tokens.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        sampling=Sampling(extra_groups=_extra("over_sampling", over_sampling, shape.groups)),
+        staleness=Staleness(late="train"),
+        batching=Batching(order="first_finished"),
+        update=Update(mode="interrupt"),
+        split=_split(shape),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class April:
-    """APRIL: more prompts than a batch needs; the rest goes on in the next step."""
+def rollpacker(
+    shape: BatchShape, *, eta_prompts: float = 1.25, eta_responses: float = 1.25
+) -> Regime:
+    """RollPacker: tail batching. Short rounds take the first finishers, long rounds the rest.
 
-    can_share_gpus: ClassVar[bool] = True
-    over_sampling: float = 2.0
-    """Prompts in flight over those of a batch (slime's over-sampling-batch-size)."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Partial rollout: trajectories that were stopped keep their tokens."""
-        _at_least("over_sampling", self.over_sampling, 1.0)
-        extra = math.ceil((self.over_sampling - 1.0) * shape.groups - 1e-9)
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            sampling=Sampling(extra_groups=extra),
-            staleness=Staleness(late="train"),
-            batching=Batching(order="first_finished"),
-            update=Update(mode="interrupt"),
-            split=_split(shape),
-        )
+    `eta_prompts` is the number of prompts that start over that of a batch, `eta_responses` that of
+    samples of a prompt that start over those that are trained. On-policy: what is put off starts
+    again, under newer weights.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        sampling=Sampling(
+            extra_groups=_extra("eta_prompts", eta_prompts, shape.groups),
+            extra_samples=_extra("eta_responses", eta_responses, shape.samples),
+        ),
+        batching=Batching(order="first_finished", rest="defer"),
+        split=_split(shape),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollPacker:
-    """RollPacker: tail batching. Short rounds take the first finishers, long rounds the rest."""
+def verl_colocate_async(shape: BatchShape, *, num_warmup_batches: int = 1) -> Regime:
+    """verl's V1 trainer, colocate_async: unfinished trajectories go on in the next step.
 
-    can_share_gpus: ClassVar[bool] = True
-    eta_prompts: float = 1.25
-    """Prompts that start, over those of a batch."""
-    eta_responses: float = 1.25
-    """Samples of a prompt that start, over those that are trained."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """On-policy: what is put off starts again, under newer weights."""
-        _at_least("eta_prompts", self.eta_prompts, 1.0)
-        _at_least("eta_responses", self.eta_responses, 1.0)
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            sampling=Sampling(
-                extra_groups=math.ceil((self.eta_prompts - 1.0) * shape.groups - 1e-9),
-                extra_samples=math.ceil((self.eta_responses - 1.0) * shape.samples - 1e-9),
-            ),
-            batching=Batching(order="first_finished", rest="defer"),
-            split=_split(shape),
-        )
+    `num_warmup_batches` batches of prompts start beside the first; later steps start one each.
+    """
+    return april(shape, over_sampling=1.0 + num_warmup_batches)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerlColocateAsync:
-    """verl's V1 trainer, colocate_async: unfinished trajectories go on in the next step."""
+def verl_separate_async(
+    shape: BatchShape,
+    *,
+    num_warmup_batches: int = 1,
+    parameter_sync_step: int = 4,
+    enable_switch: bool = True,
+    switch_ratio: float = 0.4,
+) -> Regime:
+    """verl's V1 trainer, separate_async: its GPUs generate too while it waits.
 
-    can_share_gpus: ClassVar[bool] = True
-    num_warmup_batches: int = 1
-    """Batches of prompts that start beside the first; later steps start one each."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """APRIL's rules, with whole batches beside the first."""
-        return April(over_sampling=1.0 + self.num_warmup_batches).regime(shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerlSeparateAsync:
-    """verl's V1 trainer, separate_async: its GPUs generate too while it waits."""
-
-    can_share_gpus: ClassVar[bool] = False
-    num_warmup_batches: int = 1
-    """Batches, of all that are trained between two updates, that start ahead."""
-    parameter_sync_step: int = 4
-    """Batches between two updates."""
-    enable_switch: bool = True
-    """Lend the trainer's GPUs to the rollout (hybrid_rollout.enable_switch)."""
-    switch_ratio: float = 0.4
-    """Share of the groups until the next update that ends a loan, at first."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Partial rollout, on GPUs of its own."""
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=Staleness(bound=self.num_warmup_batches, late="train"),
-            batching=Batching(order="first_finished"),
-            update=Update(mode="interrupt", every=self.parameter_sync_step),
-            split=Split(
-                hybrid=WaitLending(ratio=self.switch_ratio) if self.enable_switch else None
-            ),
-        )
+    `num_warmup_batches`, of all that are trained between two updates, start ahead;
+    `parameter_sync_step` batches are between two updates. `enable_switch` lends the trainer's GPUs
+    to the rollout (hybrid_rollout.enable_switch), and `switch_ratio` is the share of the groups
+    until the next update that ends a loan, at first.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=Staleness(bound=num_warmup_batches, late="train"),
+        batching=Batching(order="first_finished"),
+        update=Update(mode="interrupt", every=parameter_sync_step),
+        split=Split(hybrid=WaitLending(ratio=switch_ratio) if enable_switch else None),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Libra:
-    """Libra: bounded staleness, and a pool of GPUs that join training or the rollout."""
+def libra(
+    shape: BatchShape,
+    *,
+    max_head_offpolicyness: float = 4.0,
+    pool_gpus: int = 8,
+    borrow: float = 1.15,
+    release: float = 0.90,
+    max_pressure: float = 0.80,
+    plan_interval: int = 10,
+    min_gain: float = 0.05,
+) -> Regime:
+    """Libra: bounded staleness, and a pool of GPUs that join training or the rollout.
 
-    can_share_gpus: ClassVar[bool] = False
-    max_head_offpolicyness: float = 4.0
-    """Versions between the start of a trajectory and its training."""
-    pool_gpus: int = 8
-    """Of the elastic pool, out of the rollout's; 0: no pool."""
-    borrow: float = 1.15
-    """Training over rollout time from which the pool trains."""
-    release: float = 0.90
-    """The ratio down to which it generates again."""
-    max_pressure: float = 0.80
-    """Trajectories in flight over engines' slots from which it generates."""
-    plan_interval: int = 10
-    """Steps between two plans of the pool's side; 0: none."""
-    min_gain: float = 0.05
-    """Share of a step that a plan must save."""
-
-    growth: ClassVar[float] = 0.0
-    cooldown_of_interval: ClassVar[bool] = True
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """Admission as AReaL's; too old groups are dropped."""
-        # With a bound of 0 none can be; the release admits too many, and trains them.
-        staleness = Staleness(late="train" if self.growth else "wait")
-        if self.max_head_offpolicyness:
-            staleness = _dropping(self.max_head_offpolicyness)
-        plan = None
-        if self.plan_interval:
-            plan = SplitPlan(
-                interval=self.plan_interval,
-                least_gain=self.min_gain,
-                cooldown_of_interval=self.cooldown_of_interval,
-            )
-        pool = RatioPool(
-            gpus=self.pool_gpus,
-            plan=plan,
-            borrow=self.borrow,
-            release=self.release,
-            most_pressure=self.max_pressure,
-        )
-        return Regime(
-            groups=shape.groups,
-            samples=shape.samples,
-            staleness=replace(
-                staleness,
-                growth=self.growth,
-                max_concurrent=shape.most_concurrent,
-            ),
-            update=Update(mode="interrupt"),
-            split=Split(hybrid=pool if self.pool_gpus else None),
-        )
+    `max_head_offpolicyness` bounds the versions between the start of a trajectory and its training;
+    older groups are dropped. The elastic pool has `pool_gpus` of the rollout's; 0: there is none.
+    It trains from the ratio `borrow` of training over rollout time on, down to `release`, and
+    generates from `max_pressure` trajectories in flight over engines' slots on. Every
+    `plan_interval` steps its side is planned anew, where that saves the share `min_gain` of a step;
+    0: never.
+    """
+    plan = SplitPlan(interval=plan_interval, least_gain=min_gain) if plan_interval else None
+    pool = RatioPool(
+        gpus=pool_gpus, plan=plan, borrow=borrow, release=release, most_pressure=max_pressure
+    )
+    staleness = _dropping(max_head_offpolicyness)
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=replace(staleness, max_concurrent=shape.most_concurrent),
+        update=Update(mode="interrupt"),
+        split=Split(hybrid=pool if pool_gpus else None),
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraRelease(Libra):
+def libra_release(shape: BatchShape, **parameters: Any) -> Regime:
     """Libra as released: admission grows by a batch more with every version, a known defect.
 
-    Neither does the rest after a plan hold back those of the interval.
+    Neither does the rest after a plan hold back those of the interval. Parameters are Libra's.
     """
-
-    growth: ClassVar[float] = 1.0
-    cooldown_of_interval: ClassVar[bool] = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeddleLoop:
-    """Ours: bounded staleness at admission, gradients of each group as soon as it is complete."""
-
-    can_share_gpus: ClassVar[bool] = False
-    max_head_offpolicyness: float = 1.0
-    """Bound on the staleness at admission, as AReaL's."""
-    accumulate_from: int = 1
-    """Complete groups that the trainer takes at once; 0: it waits for the batch."""
-
-    def regime(self, shape: BatchShape) -> Regime:
-        """The trainer is nearly done when the last group of a batch is complete."""
-        admission = Areal(max_head_offpolicyness=self.max_head_offpolicyness).regime(shape)
-        batching = Batching(accumulate_from=self.accumulate_from or None)
-        return replace(admission, batching=batching)
+    rules = libra(shape, **parameters)
+    # With a bound of 0 no group can be dropped: it admits too many, and trains them.
+    late: Late = "drop" if rules.staleness.bound else "train"
+    pool = rules.split.hybrid
+    if isinstance(pool, RatioPool) and pool.plan is not None:
+        pool = replace(pool, plan=replace(pool.plan, cooldown_of_interval=False))
+    return replace(
+        rules,
+        staleness=replace(rules.staleness, growth=1.0, late=late),
+        split=Split(hybrid=pool),
+    )
 
 
-REGIMES: Mapping[str, type[RegimePreset]] = {
-    "sync": Sync,
-    "one-step-off": OneStepOff,
-    "verl-fully-async": VerlFullyAsync,
-    "areal": Areal,
-    "pipelinerl": PipelineRl,
-    "roll": Roll,
-    "rollart": RollArt,
-    "april": April,
-    "rollpacker": RollPacker,
-    "verl-colocate-async": VerlColocateAsync,
-    "verl-separate-async": VerlSeparateAsync,
-    "libra": Libra,
-    "libra-release": LibraRelease,
-    "heddle-loop": HeddleLoop,
+def heddle_loop(
+    shape: BatchShape, *, max_head_offpolicyness: float = 1.0, accumulate_from: int = 1
+) -> Regime:
+    """Ours: bounded staleness at admission, gradients of each group as soon as it is complete.
+
+    `max_head_offpolicyness` is as AReaL's. The trainer takes `accumulate_from` complete groups at
+    once, and is nearly done when the last one of a batch is complete; 0: it waits for the batch.
+    """
+    admission = areal(shape, max_head_offpolicyness=max_head_offpolicyness)
+    return replace(admission, batching=Batching(accumulate_from=accumulate_from or None))
+
+
+@dataclass(frozen=True, slots=True)
+class RegimePreset:
+    """A named regime: the function that makes it."""
+
+    make: Callable[..., Regime]
+    can_share_gpus: bool = False
+    """Whether rollout and training may have the same GPUs in turn."""
+    parameters_of: Callable[..., Regime] | None = None
+    """The function that has its parameters, if that is another one."""
+
+    @property
+    def about(self) -> str:
+        """The one line that describes it."""
+        return (self.make.__doc__ or "").partition("\n")[0]
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Its parameters with their defaults."""
+        function: Any = self.parameters_of or self.make
+        return function.__kwdefaults__ or {}
+
+
+REGIMES: Final[Mapping[str, RegimePreset]] = {
+    "sync": RegimePreset(sync, can_share_gpus=True),
+    "one-step-off": RegimePreset(one_step_off),
+    "verl-fully-async": RegimePreset(verl_fully_async),
+    "areal": RegimePreset(areal),
+    "pipelinerl": RegimePreset(pipelinerl),
+    "roll": RegimePreset(roll),
+    "rollart": RegimePreset(rollart),
+    "april": RegimePreset(april, can_share_gpus=True),
+    "rollpacker": RegimePreset(rollpacker, can_share_gpus=True),
+    "verl-colocate-async": RegimePreset(verl_colocate_async, can_share_gpus=True),
+    "verl-separate-async": RegimePreset(verl_separate_async),
+    "libra": RegimePreset(libra),
+    "libra-release": RegimePreset(libra_release, parameters_of=libra),
+    "heddle-loop": RegimePreset(heddle_loop),
 }
 
 
-def _at_least(what: str, value: float, least: float) -> None:
-    if value < least:
-        raise RegimeError(f"{what} must be {least:g} or more, not {value:g}")
+def regime_named(text: str, shape: BatchShape) -> Regime:
+    """Make a regime from ``NAME`` or ``NAME:PARAMETER=VALUE:...``.
+
+    Raises:
+        RegimeError: an unknown name or parameter, a value out of range, or GPUs that this regime
+            cannot share.
+    """
+    name, *settings = text.split(":")
+    preset = REGIMES.get(name)
+    if preset is None:
+        raise RegimeError(f"no regime is named {name!r}; there are {', '.join(REGIMES)}")
+    known = preset.parameters
+    given: dict[str, Any] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise RegimeError(
+                f"regime {name} has no parameter {key!r}; "
+                + (f"it has {', '.join(known)}" if known else "it has none")
+            )
+        if key in given:
+            raise RegimeError(f"regime {name}: {key} is given twice")
+        given[key] = _value(name, key, value, type(known[key]))
+    if shape.colocated and not preset.can_share_gpus:
+        raise RegimeError(
+            f"regime {name} generates while it trains, so the two need GPUs of their own: leave "
+            "out loop.colocated"
+        )
+    try:
+        return preset.make(shape, **given)
+    except ValueError as error:
+        raise RegimeError(f"regime {text}: {error}") from None
+
+
+def _value(name: str, key: str, text: str, kind: type) -> Any:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        value = kind(text)
+    except (KeyError, ValueError):
+        what = {bool: "true or false", int: "a whole number"}.get(kind, "a number")
+        raise RegimeError(f"regime {name}: {key} must be {what}, not {text!r}") from None
+    if not 0 <= value <= MOST:
+        raise RegimeError(f"regime {name}: {key} must be from 0 to {MOST:,}, not {text}")
+    return value
+
+
+def _extra(what: str, over: float, needed: int) -> int:
+    """How many more than `needed` are `over` times as many."""
+    if over < 1.0:
+        raise RegimeError(f"{what} must be 1 or more, not {over:g}")
+    return math.ceil((over - 1.0) * needed - 1e-9)
 
 
 def _dropping(bound: float) -> Staleness:

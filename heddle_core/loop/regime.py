@@ -5,10 +5,10 @@ version when its batch is trained, minus the version when it started.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias
 
-from heddle_core.loop.commands import UpdateMode
+from heddle_core.commands import UpdateMode
 from heddle_core.loop.hybrid import Hybrid
 
 Late: TypeAlias = Literal["wait", "drop", "train"]
@@ -106,7 +106,7 @@ class Split:
     """When GPUs change sides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Regime:
     """Rules of an RL loop.
 
@@ -118,6 +118,7 @@ class Regime:
     """Prompts of a batch."""
     samples: int
     """Trained samples of a prompt."""
+    _: KW_ONLY
     sampling: Sampling = Sampling()
     staleness: Staleness = Staleness()
     batching: Batching = Batching()

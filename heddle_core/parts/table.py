@@ -4,53 +4,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from heddle_core.parts.admission.chunks import InChunks
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.admission.reserve_output import ReserveOutput
-from heddle_core.parts.admission.time_to_live import TimeToLive
-from heddle_core.parts.consolidation.tail import TailConsolidation
-from heddle_core.parts.migration.balance import Balance
-from heddle_core.parts.migration.balance_batches import BalanceBatches
-from heddle_core.parts.migration.carry import Carry
-from heddle_core.parts.migration.follow_rank import FollowRank
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.affinity import Affinity
+from heddle_core.parts import admission, migration, planner, predictor, scheduler
+from heddle_core.parts.consolidation import TailConsolidation
+from heddle_core.parts.placement.affinity import Affinity, TaggedAffinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
-from heddle_core.parts.placement.hybrid_ratio import HybridRatio
-from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.placement.load_and_pin import (
+    HybridRatio,
+    LeastLoaded,
+    SharedKv,
+    Sticky,
+    StickyGroup,
+    StickyLeastSessions,
+)
 from heddle_core.parts.placement.pause_restore import PauseRestore
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
-from heddle_core.parts.placement.shared_kv import SharedKv
-from heddle_core.parts.placement.sticky import Sticky
-from heddle_core.parts.placement.sticky_group import StickyGroup
-from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
-from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
-from heddle_core.parts.planner.equal_progress import EqualProgressPlan
-from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.parts.planner.given import GivenEngines
-from heddle_core.parts.planner.searched import SearchedPlan
-from heddle_core.parts.planner.shares import SharesPlan
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.history import HistoryPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
-from heddle_core.parts.predictor.prefix_tree import PrefixTreePredictor
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
-from heddle_core.parts.predictor.served import Served
-from heddle_core.parts.scheduler.autellix import Autellix
-from heddle_core.parts.scheduler.by_arrivals import ByArrivals
-from heddle_core.parts.scheduler.fcfs import Fcfs
-from heddle_core.parts.scheduler.longest_total import LongestTotal
-from heddle_core.parts.scheduler.lpt import LongestFirst
-from heddle_core.parts.scheduler.probes_first import ProbesFirst
-from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
-from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
-from heddle_core.parts.scheduler.round_robin import RoundRobin
-from heddle_core.parts.scheduler.sjf import ShortestFirst
-from heddle_core.parts.scheduler.sjf_aged import ShortestAged
 from heddle_core.policy import (
     Admission,
     Consolidation,
@@ -99,12 +69,12 @@ class Parts:
         return named
 
 
-def progressive(context: PolicyContext) -> ProgressivePredictor:
+def progressive(context: PolicyContext) -> predictor.ProgressivePredictor:
     """Start from history's mean, with the weight of a hundred ended trajectories."""
     if context.history is None:
-        return ProgressivePredictor()
+        return predictor.ProgressivePredictor()
     typical = max(context.history.mean_output_tokens(), 1.0)
-    return ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
+    return predictor.ProgressivePredictor(typical_tokens=typical, typical_weight=100.0)
 
 
 def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
@@ -118,75 +88,86 @@ def learned(context: PolicyContext, *, quantile: float = 0.5) -> Predictor:
     return context.learned(context, quantile=quantile)
 
 
-def next_round(context: PolicyContext) -> ReserveOutput:
+def next_round(context: PolicyContext) -> admission.ReserveOutput:
     """Reserve for one mean step and what its tool appends."""
-    return ReserveOutput(context, steps=1.0, results=True)
+    return admission.ReserveOutput(context, steps=1.0, results=True)
 
 
 PARTS: Final = Parts(
     predictor={
-        "none": Part(lambda _: NoPrediction(), "expects nothing: 0 tokens left"),
-        "group": Part(lambda _: GroupPredictor(), "Seer's rule: longest finished sibling"),
+        "none": Part(lambda _: predictor.NoPrediction(), "expects nothing: 0 tokens left"),
+        "group": Part(
+            lambda _: predictor.GroupPredictor(), "Seer's rule: longest finished sibling"
+        ),
         "history": Part(
-            lambda s: HistoryPredictor(s.history.group_totals if s.history else {}),
+            lambda s: predictor.HistoryPredictor(s.history.group_totals if s.history else {}),
             "mean of the same prompt's earlier samples",
         ),
         "prefix_tree": Part(
-            lambda _: PrefixTreePredictor(), "Libra's tree: trajectories with the same tool answers"
+            lambda _: predictor.PrefixTreePredictor(),
+            "Libra's tree: trajectories with the same tool answers",
         ),
         "progressive": Part(progressive, "revised at every step from observations"),
         "posterior": Part(
-            lambda s: PosteriorPredictor(s.history),
+            lambda s: predictor.PosteriorPredictor(s.history),
             "mean of a calibrated distribution, from survivors and siblings",
         ),
         "learned": Part(learned, "a trained model (predictor_model) for its own tasks"),
         "served": Part(
-            lambda s: Served(progressive(s)),
+            lambda s: predictor.Served(progressive(s)),
             "progressive, behind a prediction service that takes time; late answers reorder",
         ),
         "awaited": Part(
-            lambda s: Served(progressive(s), awaited=True),
+            lambda s: predictor.Served(progressive(s), awaited=True),
             "the same service; a step waits for the answer that its tool did not hide",
         ),
     },
     scheduler={
-        "fcfs": Part(lambda _: Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
-        "round_robin": Part(lambda _: RoundRobin(), "fewest steps done first, ties by arrival"),
+        "fcfs": Part(lambda _: scheduler.Fcfs(), "by arrival of the step, as vLLM and SGLang do"),
+        "round_robin": Part(
+            lambda _: scheduler.RoundRobin(), "fewest steps done first, ties by arrival"
+        ),
         "probes_first": Part(
-            lambda _: ProbesFirst(), "one sample of each prompt, then the longest in all (Seer)"
+            lambda _: scheduler.ProbesFirst(),
+            "one sample of each prompt, then the longest in all (Seer)",
         ),
         "program_fcfs": Part(
-            lambda _: ProgramFcfs(), "kept KV first, then by arrival of the trajectory (Continuum)"
+            lambda _: scheduler.ProgramFcfs(),
+            "kept KV first, then by arrival of the trajectory (Continuum)",
         ),
-        "lpt": Part(lambda _: LongestFirst(), "most remaining tokens first (LPT)"),
+        "lpt": Part(lambda _: scheduler.LongestFirst(), "most remaining tokens first (LPT)"),
         "longest_total": Part(
-            lambda _: LongestTotal(), "most tokens in all first: started ones continue"
+            lambda _: scheduler.LongestTotal(), "most tokens in all first: started ones continue"
         ),
-        "sjf": Part(lambda _: ShortestFirst(), "fewest remaining tokens first (SJF)"),
+        "sjf": Part(lambda _: scheduler.ShortestFirst(), "fewest remaining tokens first (SJF)"),
         "sjf_aged": Part(
-            lambda _: ShortestAged(), "the same, but none is passed by much later ones"
+            lambda _: scheduler.ShortestAged(), "the same, but none is passed by much later ones"
         ),
         "progressive_priority": Part(
-            lambda _: ProgressivePriority(), "Algorithm 1: longest first, the head may evict"
+            lambda _: scheduler.ProgressivePriority(),
+            "Algorithm 1: longest first, the head may evict",
         ),
-        "autellix": Part(lambda _: Autellix(), "least attained service, in levels"),
+        "autellix": Part(lambda _: scheduler.Autellix(), "least attained service, in levels"),
         "by_arrivals": Part(
-            lambda _: ByArrivals(),
+            lambda _: scheduler.ByArrivals(),
             "longest_total while most came at once, sjf_aged where they come one by one",
         ),
     },
     admission={
-        "fitting": Part(lambda _: PromptOnly(), "a prompt's KV must fit, as in vLLM"),
-        "headroom": Part(ReserveOutput, "KV for the step's output too; KV kept through tool calls"),
+        "fitting": Part(lambda _: admission.PromptOnly(), "a prompt's KV must fit, as in vLLM"),
+        "headroom": Part(
+            admission.ReserveOutput, "KV for the step's output too; KV kept through tool calls"
+        ),
         "next_round": Part(
             next_round, "KV for a step and what its tool appends; KV kept through tool calls"
         ),
         "chunks": Part(
-            lambda _: InChunks(),
+            lambda _: admission.InChunks(),
             "KV for a chunk of output, after which a step is placed anew (Seer)",
         ),
         "time_to_live": Part(
-            TimeToLive, "a prompt's KV must fit; KV kept in a tool while it pays (Continuum)"
+            admission.TimeToLive,
+            "a prompt's KV must fit; KV kept in a tool while it pays (Continuum)",
         ),
     },
     placement={
@@ -242,44 +223,48 @@ PARTS: Final = Parts(
         ),
     },
     migration={
-        "never": Part(lambda _: Never(), "homes never move while a tool runs"),
-        "follow_rank": Part(lambda _: FollowRank(), "to the group of the newest rank"),
+        "never": Part(lambda _: migration.Never(), "homes never move while a tool runs"),
+        "follow_rank": Part(lambda _: migration.FollowRank(), "to the group of the newest rank"),
         "follow_rank_earlier": Part(
-            FollowRank, "to the group of the newest rank, if the trajectory would end earlier there"
+            migration.FollowRank,
+            "to the group of the newest rank, if the trajectory would end earlier there",
         ),
         "carry": Part(
-            Carry, "KV goes along where placement changes the home, if that beats a prefill"
+            migration.Carry,
+            "KV goes along where placement changes the home, if that beats a prefill",
         ),
-        "balance": Part(Balance, "to where it would end earliest, by estimated work"),
-        "balance_batches": Part(BalanceBatches, "the same while most trajectories came at once"),
+        "balance": Part(migration.Balance, "to where it would end earliest, by estimated work"),
+        "balance_batches": Part(
+            migration.BalanceBatches, "the same while most trajectories came at once"
+        ),
     },
     planner={
-        "fixed": Part(FixedPlan, "one TP degree on all GPUs"),
-        "given": Part(lambda _: GivenEngines(), "none: a framework starts the engines"),
+        "fixed": Part(planner.FixedPlan, "one TP degree on all GPUs"),
+        "given": Part(lambda _: planner.GivenEngines(), "none: a framework starts the engines"),
         "shares": Part(
-            SharesPlan, "half of the GPUs at TP 4, a quarter at TP 2, a quarter at TP 1"
+            planner.SharesPlan, "half of the GPUs at TP 4, a quarter at TP 2, a quarter at TP 1"
         ),
         "equal_progress": Part(
-            EqualProgressPlan,
+            planner.EqualProgressPlan,
             "one TP degree or two by history's lengths; `portfolio` where lengths are known",
         ),
         "exact": Part(
-            lambda s: SearchedPlan(s, solver="exact"),
+            lambda s: planner.SearchedPlan(s, solver="exact"),
             "optimal mix and groups under the cost estimate",
         ),
         "portfolio": Part(
-            lambda s: SearchedPlan(s, solver="portfolio"), "the best of several, simulated"
+            lambda s: planner.SearchedPlan(s, solver="portfolio"), "the best of several, simulated"
         ),
         "anneal": Part(
-            lambda s: SearchedPlan(s, solver="anneal", cost="paper"),
+            lambda s: planner.SearchedPlan(s, solver="anneal", cost="paper"),
             "Algorithm 2: simulated annealing under the published cost",
         ),
         "anneal_by_size": Part(
-            lambda s: SearchedPlan(s, solver="anneal", cost="paper", assignment="planner"),
+            lambda s: planner.SearchedPlan(s, solver="anneal", cost="paper", assignment="planner"),
             "the same, homes from the plan even where predictions are ties",
         ),
         "libra-dp": Part(
-            lambda s: SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
+            lambda s: planner.SearchedPlan(s, solver="libra-dp"), "Libra's DP over (GPUs, requests)"
         ),
     },
     consolidation={

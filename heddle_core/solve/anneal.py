@@ -24,8 +24,7 @@ import numpy as np
 from heddle_core.estimate.group_cost import SegmentCost
 from heddle_core.ids import EngineShape
 from heddle_core.solve.group_plan import GroupPlan, one_class
-from heddle_core.solve.presorted_dp import Partition
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import Partition, search_partition
 
 Place: TypeAlias = Callable[[Sequence[SegmentCost]], Partition]
 Degrees: TypeAlias = tuple[int, ...]

@@ -17,7 +17,7 @@ from heddle_core.solve.exact import exact_plan
 from heddle_core.solve.group_plan import GroupPlan, ends_s, shapes_of
 from heddle_core.solve.libra_dp import libra_dp
 from heddle_core.solve.portfolio import portfolio
-from heddle_core.solve.presorted_dp import aggregate_short
+from heddle_core.solve.presorted import aggregate_short
 
 Solver: TypeAlias = Literal["exact", "anneal", "portfolio", "libra-dp"]
 

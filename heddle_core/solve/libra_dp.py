@@ -16,7 +16,7 @@ import numpy as np
 from heddle_core.estimate.group_cost import FloatArray, IntArray, SegmentCost
 from heddle_core.ids import EngineShape
 from heddle_core.solve.group_plan import GroupPlan, one_class, shapes_that_fit
-from heddle_core.solve.presorted_dp import cross
+from heddle_core.solve.presorted import cross
 
 
 def libra_dp(

@@ -34,7 +34,7 @@ from heddle_core.ids import EngineShape
 from heddle_core.solve.class_shares import class_shares
 from heddle_core.solve.exact import exact_plan, level_plan
 from heddle_core.solve.group_plan import GroupPlan, ends_s, shapes_of
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import search_partition
 
 _HOPELESS: Final = 1.5
 """Candidates estimated this much later than the best are dropped without simulation: the closed
@@ -67,7 +67,6 @@ class Candidate:
 
     @property
     def simulated_s(self) -> float:
-        """Simulated makespan."""
         return max(self.ends_s, default=0.0)
 
 

@@ -53,7 +53,6 @@ class AsyncChannel(Generic[In]):
                         self._on_message(message)
 
     def close(self) -> None:
-        """Close this end."""
         if self._open:
             self._open = self._reading = False
             self._loop.remove_reader(self._channel.fileno())

@@ -30,100 +30,6 @@ come from the other TP processes."""
 In = TypeVar("In")
 
 
-class ProcessGroup:
-    """A process that was started with a socket, and all that it starts."""
-
-    def __init__(
-        self,
-        module: str,
-        sock: socket.socket,
-        *,
-        environment: Mapping[str, str],
-        log: Path,
-        on_exit: Callable[[str], None],
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Start `python -m module` with `sock`, its output appended to `log`.
-
-        When the process has ended, `on_end` is called; when the whole group is gone, `on_exit` gets
-        the reason.
-
-        Raises:
-            OSError: the process cannot be started or its log cannot be written.
-        """
-        self._log, self._on_exit, self._on_end = log, on_exit, on_end
-        self._loop = asyncio.get_running_loop()
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(sock.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=[sock.fileno()],
-                start_new_session=True,
-            )
-        self._open = True
-        self._pidfd = os.pidfd_open(self._process.pid)
-        # Watched apart from the socket, which a process that it started may keep open.
-        self._loop.add_reader(self._pidfd, self._exited)
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also that of its process group."""
-        return self._process.pid
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes of its group so far."""
-        ticks = sum(int(each[11]) + int(each[12]) for each in _group(self.pid).values())
-        return ticks / os.sysconf("SC_CLK_TCK")
-
-    def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped a process of its group."""
-        return any(each[0] in "Tt" for each in _group(self.pid).values())
-
-    def kill(self) -> None:
-        """End the whole group now."""
-        members = group_members(self.pid) if self._open else []
-        unlink_shared_memory(members)
-        for member in members:
-            if not _is_tracker(member):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(member, signal.SIGKILL)
-
-    def _exited(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._on_end()
-        # Before it is reaped: until then no other process gets its number or the group's.
-        self.kill()
-        self._open = False
-        reason = self._describe(self._process.wait())
-        self._when_empty(reason, self._loop.time() + HANG_S)
-
-    def _when_empty(self, reason: str, limit_s: float) -> None:
-        """Report the exit once the whole group is gone, and its resources are free."""
-        members = group_members(self.pid)
-        if members and self._loop.time() < limit_s:
-            self._loop.call_later(0.01, self._when_empty, reason, limit_s)
-            return
-        for member in members:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signal.SIGKILL)
-        self._on_exit(reason)
-
-    def _describe(self, status: int) -> str:
-        if status < 0:
-            try:
-                return f"killed by {signal.Signals(-status).name}"
-            except ValueError:
-                return f"killed by signal {-status}"
-        if status == PART_DIED:
-            return "one of its TP processes died"
-        last = last_line(self._log)
-        return f"exit status {status}" + (f": {last}" if last else "")
-
-
 class ChildProcess(Generic[In]):
     """A running process of this machine, its socket, and two callbacks from the event loop."""
 
@@ -140,26 +46,33 @@ class ChildProcess(Generic[In]):
         """Start `python -m module`, its output appended to `log`.
 
         `on_report` gets every message, of type `reads`. Then `on_exit` gets the reason, once, when
-        the process is reaped.
+        the process is reaped and all that it started is gone.
 
         Raises:
             OSError: the process cannot be started or its log cannot be written.
         """
-        self._on_report, self._on_exit, self._silent = on_report, on_exit, False
+        self._log, self._on_report, self._on_exit = log, on_report, on_exit
+        self._silent = False
+        self._loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         try:
-            with theirs:
-                self._group = ProcessGroup(
-                    module,
-                    theirs,
-                    environment=environment,
-                    log=log,
-                    on_end=self._ended,
-                    on_exit=self._gone,
+            with theirs, log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
                 )
+            self._pidfd = os.pidfd_open(self._process.pid)
         except OSError:
             ours.close()
             raise
+        self._open = True
+        # Watched apart from the socket, which a process that it started may keep open.
+        self._loop.add_reader(self._pidfd, self._exited)
         self._channel: AsyncChannel[In] = AsyncChannel(
             Channel(ours, reads), on_message=self._report, on_close=self._closed
         )
@@ -167,38 +80,70 @@ class ChildProcess(Generic[In]):
     @property
     def pid(self) -> int:
         """Its process id, which is also that of its process group."""
-        return self._group.pid
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes of its group so far."""
+        ticks = sum(int(each[11]) + int(each[12]) for each in _group(self.pid).values())
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped a process of its group."""
+        return any(each[0] in "Tt" for each in _group(self.pid).values())
 
     def send(self, message: WireMessage) -> None:
         """Send a message; one to a dead process is lost, since its exit is reported anyway."""
         self._channel.send(message)
 
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes of its group so far."""
-        return self._group.cpu_s()
-
-    def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped a process of its group."""
-        return self._group.stopped()
-
     def kill(self, *, silent: bool = False) -> None:
         """End the whole group now. `silent`: report nothing more, not even its exit reason."""
         self._silent = self._silent or silent
-        self._group.kill()
+        members = group_members(self.pid) if self._open else []
+        unlink_shared_memory(members)
+        for member in members:
+            if not _is_tracker(member):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
 
     def _report(self, report: In) -> None:
         if not self._silent:
             self._on_report(report)
 
     def _closed(self) -> None:
-        asyncio.get_running_loop().call_later(HANG_S, self._group.kill)
+        self._loop.call_later(HANG_S, self.kill)
 
-    def _ended(self) -> None:
+    def _exited(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
         self._channel.deliver_rest()
         self._channel.close()
+        # Before it is reaped: until then no other process gets its number or the group's.
+        self.kill()
+        self._open = False
+        reason = self._describe(self._process.wait())
+        self._when_empty(reason, self._loop.time() + HANG_S)
 
-    def _gone(self, reason: str) -> None:
+    def _when_empty(self, reason: str, limit_s: float) -> None:
+        """Report the exit once the whole group is gone, and its resources are free."""
+        members = group_members(self.pid)
+        if members and self._loop.time() < limit_s:
+            self._loop.call_later(0.01, self._when_empty, reason, limit_s)
+            return
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
         self._on_exit("" if self._silent else reason)
+
+    def _describe(self, status: int) -> str:
+        if status < 0:
+            try:
+                return f"killed by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"killed by signal {-status}"
+        if status == PART_DIED:
+            return "one of its TP processes died"
+        last = last_line(self._log)
+        return f"exit status {status}" + (f": {last}" if last else "")
 
 
 def last_line(log: Path) -> str:

@@ -7,7 +7,9 @@ does not.
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
+
+from heddle_runtime.process.child import ChildProcess
 
 LOOKS = 4
 """Looks in the time after which a silent process has hung. They are counted, not the time between
@@ -17,24 +19,12 @@ LEAST_CPU_SHARE = 0.01
 """Of a CPU. Threads that poll, such as NCCL's watchdog, take less while nothing computes."""
 
 
-class Watched(Protocol):
-    """What can be read of a process from outside."""
-
-    def cpu_s(self) -> float:
-        """CPU seconds so far of it and of all that it started."""
-        ...
-
-    def stopped(self) -> bool:
-        """Whether it, or anything that it started, is stopped by a signal."""
-        ...
-
-
 class HangWatch:
     """Calls `on_hang` once, with the reason; made inside a running event loop."""
 
     def __init__(
         self,
-        process: Watched,
+        process: ChildProcess[Any],
         *,
         hang_s: float,
         busy_limit_s: float,
@@ -58,7 +48,6 @@ class HangWatch:
         self._silent = 0
 
     def close(self) -> None:
-        """End the watch."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,6 +1,6 @@
 """The loop inside an engine's process: orders in, iterations, reports out.
 
-The loop uses the protocol `heddle_runtime.process.engine_core.EngineCore`. It has one
+The loop uses the protocol `heddle_runtime.process.stepped_engine.SteppedEngine`. It has one
 thread, and executes new orders between two iterations.
 """
 
@@ -11,9 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, assert_never
 
 from heddle_runtime.process import wire
-from heddle_runtime.process.engine_core import Activity, CoreOutput, EngineCore, Finish, TopLogprobs
-from heddle_runtime.process.in_flight import split_time
 from heddle_runtime.process.pinned_requests import PinnedRequests
+from heddle_runtime.process.running_steps import split_time
+from heddle_runtime.process.stepped_engine import (
+    Activity,
+    Finish,
+    IterationOutput,
+    SteppedEngine,
+    TopLogprobs,
+)
 from heddle_runtime.process.wire import (
     Channel,
     ClosedError,
@@ -62,7 +68,9 @@ class _Job:
 class EngineLoop:
     """Serves one driver until it sends `Stop` or is gone."""
 
-    def __init__(self, core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:
+    def __init__(
+        self, core: SteppedEngine, channel: Channel[Order], settings: VllmSettings
+    ) -> None:
         self._core, self._channel, self._settings = core, channel, settings
         self._jobs: dict[int, _Job] = {}
         self._by_request: dict[str, _Job] = {}
@@ -245,7 +253,7 @@ class EngineLoop:
 
     # -- iterations -------------------------------------------------------------------------------
 
-    def _process_outputs(self, outputs: Iterable[CoreOutput]) -> None:
+    def _process_outputs(self, outputs: Iterable[IterationOutput]) -> None:
         now_s = 0.0
         for output in outputs:
             job = self._by_request.get(output.request)
@@ -270,7 +278,7 @@ class EngineLoop:
                 job.stop_reason = output.stop_reason
                 self._finished(job, output)
 
-    def _finished(self, job: _Job, output: CoreOutput) -> None:
+    def _finished(self, job: _Job, output: IterationOutput) -> None:
         if isinstance(job.order, wire.Export) and output.kv is not None:
             until_s = time.monotonic() + self._settings.kv_lease_s
             self._exported[job.order.trajectory] = job.request, until_s
@@ -396,7 +404,7 @@ def _times(job: _Job) -> tuple[float, float]:
     return prefill_s, decode_s
 
 
-def serve(core: EngineCore, channel: Channel[Order], settings: VllmSettings) -> None:
+def serve(core: SteppedEngine, channel: Channel[Order], settings: VllmSettings) -> None:
     """Run the loop until the driver sends `Stop` or is gone."""
     try:
         EngineLoop(core, channel, settings).run()

@@ -7,7 +7,7 @@ requests wait for KV space, nothing is pinned.
 
 from typing import NamedTuple
 
-from heddle_runtime.process.engine_core import EngineCore
+from heddle_runtime.process.stepped_engine import SteppedEngine
 
 
 class _Pinned(NamedTuple):
@@ -19,7 +19,7 @@ class _Pinned(NamedTuple):
 class PinnedRequests:
     """At most one pinned request for each trajectory."""
 
-    def __init__(self, core: EngineCore, pin_s: float) -> None:
+    def __init__(self, core: SteppedEngine, pin_s: float) -> None:
         """`pin_s` 0: pin nothing."""
         self._core, self._pin_s = core, pin_s
         self._pinned: dict[str, _Pinned] = {}
@@ -67,6 +67,5 @@ class PinnedRequests:
                 self.drop(trajectory)
 
     def clear(self) -> None:
-        """Drop every pinned request."""
         for trajectory in list(self._pinned):
             self.drop(trajectory)

@@ -6,7 +6,7 @@ it is killed.
 
 Token ids are the bytes of an array of 32-bit integers: packing 30,000 of them takes microseconds.
 
-Times are durations, never moments: the two processes may be on machines with clocks of their own.
+Times are durations, never moments.
 """
 
 import socket
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from heddle_core.events import MoveWay
-from heddle_runtime.process.engine_core import Finish, TopLogprobs
+from heddle_runtime.process.stepped_engine import Finish, TopLogprobs
 from heddle_runtime.vllm.settings import VllmSettings
 
 
@@ -288,7 +288,6 @@ class Channel(Generic[In]):
         self._ended = False
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
         return self._socket.fileno()
 
     @property
@@ -349,7 +348,6 @@ class Channel(Generic[In]):
         return messages
 
     def close(self) -> None:
-        """Close this end."""
         self._socket.close()
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from heddle_runtime.process.engine_core import Finish, TopLogprobs
+from heddle_runtime.process.stepped_engine import Finish, TopLogprobs
 from heddle_runtime.vllm.settings import VllmSettings
 
 NEED_TOKENIZER = ("stop", "bad_words", "structured_outputs")

@@ -1,17 +1,17 @@
 """A vLLM engine, seen from the driver; implements `EngineClient`. Imports no vllm."""
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import (
     EngineCapabilities,
     EngineListener,
-    EngineRefusedError,
     EngineSample,
     KvHandle,
     KvPlaced,
@@ -19,10 +19,12 @@ from heddle_rollout.engines import (
 )
 from heddle_runtime.generation import Generation
 from heddle_runtime.process import wire
-from heddle_runtime.process.hang import HangWatch, Watched
-from heddle_runtime.process.in_flight import InFlight
+from heddle_runtime.process.child import ChildProcess
+from heddle_runtime.process.hang import HangWatch
+from heddle_runtime.process.running_steps import RunningSteps
 from heddle_runtime.process.wire import Report, pack_ids
 from heddle_runtime.sampling import SamplingError, checked_sampling
+from heddle_runtime.token_engine import TokenEngine
 from heddle_runtime.vllm.settings import VllmSettings
 
 STOP_LIMIT_S = 20.0
@@ -40,35 +42,18 @@ class _PendingTransfer:
     expires_s: float = 0.0
 
 
-class EngineProcess(Watched, Protocol):
-    """The process of an engine."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id, which is also that of its process group; None before it is known."""
-        ...
-
-    def send(self, message: wire.WireMessage) -> None:
-        """Send a message; one to a dead process is lost."""
-
-    def kill(self, *, silent: bool = False) -> None:
-        """End it, and all that it started. `silent`: report nothing more, not even the reason."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
     """How the process of an engine is started."""
 
-    open: Callable[[Callable[[Report], None], Callable[[str], None]], EngineProcess]
+    open: Callable[[Callable[[Report], None], Callable[[str], None]], ChildProcess[Report]]
     """Starts it, with what takes its reports, and then the reason of its end."""
-    parent: int
-    """Id of the process that starts it."""
     log: Path
     start_limit_s: float
     cores: tuple[int, ...] = ()
 
 
-class VllmEngine:
+class VllmEngine(TokenEngine):
     """One engine; made by `heddle_runtime.vllm.launcher.VllmLauncher`."""
 
     def __init__(
@@ -80,33 +65,24 @@ class VllmEngine:
         changed: Callable[["VllmEngine"], None],
     ) -> None:
         """`changed` is called when the engine has become ready, or is gone and reaped."""
-        self._spec, self._listener, self._settings = spec, listener, settings
-        self._changed = changed
-        self._loop = asyncio.get_running_loop()
-        self._child: EngineProcess | None = None
+        super().__init__(spec, listener)
+        self._settings, self._changed = settings, changed
+        self._child: ChildProcess[Report] | None = None
         self._state: State = "waiting"
         self._ready: wire.Ready | None = None
-        self._reason = ""
-        """The reason that the process reported, or its exit status."""
         self._limit: asyncio.TimerHandle | None = None
         self._busy_limit_s = 0.0
         """How long it may compute without a message."""
         self._watch: HangWatch | None = None
         self._last_id = 0
-        self._running = InFlight()
+        self._running = RunningSteps()
         self._transfers: dict[int, _PendingTransfer] = {}
         self._seen: dict[TrajectoryId, str] = {}
         """Trajectories whose KV it may have, each with the salt of its KV."""
-        self._sample = EngineSample(0, 0, 0, 0)
         self._sleep_done: asyncio.Future[float] | None = None
         self._killed = False
 
     # -- properties -------------------------------------------------------------------------------
-
-    @property
-    def spec(self) -> EngineSpec:
-        """The engine's specification."""
-        return self._spec
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -118,6 +94,12 @@ class VllmEngine:
     def kv_capacity_tokens(self) -> int:
         """Size of its KV space; 0 until it is ready."""
         return self._ready.kv_capacity_tokens if self._ready is not None else 0
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest context that it holds."""
+        ready = self._ready
+        return 0 if ready is None else min(ready.kv_capacity_tokens, ready.max_context)
 
     @property
     def facts(self) -> wire.Ready | None:
@@ -158,9 +140,9 @@ class VllmEngine:
         self._child.send(
             wire.Boot(
                 settings=self._settings,
-                tp=self._spec.shape.tp,
-                max_running=self._spec.max_running,
-                parent=spec.parent,
+                tp=self.spec.shape.tp,
+                max_running=self.spec.max_running,
+                parent=os.getpid(),
                 cores=spec.cores,
             )
         )
@@ -181,32 +163,17 @@ class VllmEngine:
 
     def start(self, request: StepRequest) -> None:
         """Run a step; see `EngineClient.start`."""
-        name = self._spec.engine
         if self._state != "ready" or self._ready is None:
-            raise EngineRefusedError(f"engine {name} is not ready: {self._reason or self._state}")
-        if request.trajectory in self._running:
-            raise EngineRefusedError(f"engine {name}: {request.trajectory} has a step here already")
-        if len(request.prompt_ids) != request.prompt_tokens or not request.prompt_ids:
-            raise EngineRefusedError(
-                f"engine {name}: {request.trajectory} has {len(request.prompt_ids)} token ids for "
-                f"a prompt of {request.prompt_tokens} tokens"
-            )
-        if request.max_tokens < 1:
-            raise EngineRefusedError(f"engine {name}: {request.trajectory} has max_tokens below 1")
-        needed = request.prompt_tokens + request.max_tokens
-        limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if needed > limit:
-            raise EngineRefusedError(
-                f"engine {name}: {request.trajectory} needs {request.prompt_tokens} + "
-                f"{request.max_tokens} tokens, and the engine holds {limit}"
-            )
+            raise self._refused(f" is not ready: {self._reason or self._state}")
+        has_step = request.trajectory in self._running
+        self._check_step(request, has_step=has_step, longest=self._longest)
         sampling, salt = None, ""
         if isinstance(request.payload, Generation):
             salt = request.payload.cache_salt
             try:
                 sampling = checked_sampling(request.payload.sampling)
             except SamplingError as error:
-                raise EngineRefusedError(f"engine {name}: {request.trajectory}: {error}") from None
+                raise self._refused(f": {request.trajectory}: {error}") from None
         dispatch = self._running.begin(self._next_id(), request.trajectory, request.payload)
         self._seen[request.trajectory] = salt
         self._send(
@@ -262,16 +229,13 @@ class VllmEngine:
         move: int = 0,
     ) -> KvPlaced | None:
         """Bring a context into the prefix cache; see `EngineClient.import_kv`."""
-        limit = 0
-        if self._ready is not None:
-            limit = min(self._ready.kv_capacity_tokens, self._ready.max_context)
-        if not 0 < len(prompt_ids) < limit:
+        if not 0 < len(prompt_ids) < self._longest:
             return KvPlaced("none", 0)
         id_ = self._next_id()
         self._transfers[id_] = _PendingTransfer(trajectory, move)
         salt = self._seen.get(trajectory, "") if kv is None else kv.params.get("salt", "")
         self._seen[trajectory] = salt
-        if kv is not None and kv.source == self._spec.engine:
+        if kv is not None and kv.source == self.spec.engine:
             kv = None  # its own KV is in its prefix cache
         params, remaining_s = None, 0.0
         if kv is not None:
@@ -280,10 +244,6 @@ class VllmEngine:
         prompt = pack_ids(prompt_ids)
         self._send(wire.Import(id_, prompt, params, remaining_s, salt, trajectory, group))
         return None
-
-    def sample(self) -> EngineSample:
-        """Return the newest counters received."""
-        return self._sample
 
     def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Load other weights; see `EngineClient.update_weights`."""
@@ -338,7 +298,7 @@ class VllmEngine:
             return
         if self._watch is not None:
             self._watch.received()
-        name = self._spec.engine
+        name = self.spec.engine
         match report:
             case wire.Alive():
                 pass
@@ -382,13 +342,13 @@ class VllmEngine:
         )
         self._state, self._ready = "ready", report
         self._changed(self)
-        self._listener.engine_ready(self._spec.engine, report.kv_capacity_tokens)
+        self._listener.engine_ready(self.spec.engine, report.kv_capacity_tokens)
 
     def _handle(self, transfer: _PendingTransfer, report: wire.Exported) -> KvHandle | None:
         if report.kv is None or report.kv_tokens == 0 or self._ready is None:
             return None
         return KvHandle(
-            source=self._spec.engine,
+            source=self.spec.engine,
             trajectory=transfer.trajectory,
             kv_tokens=report.kv_tokens,
             kv_bytes=report.kv_tokens * self._ready.kv_bytes_per_token,
@@ -414,16 +374,14 @@ class VllmEngine:
         salvaged = self._running.salvage()
         self._transfers.clear()
         if self._sleep_done is not None and not self._sleep_done.done():
-            self._sleep_done.set_exception(
-                EngineRefusedError(f"engine {self._spec.engine} is gone")
-            )
+            self._sleep_done.set_exception(self._refused(" is gone"))
         self._changed(self)
         if self._killed:
             return
         if expected:
-            self._listener.engine_stopped(self._spec.engine)
+            self._listener.engine_stopped(self.spec.engine)
         else:
-            self._listener.engine_failed(self._spec.engine, reason, salvaged)
+            self._listener.engine_failed(self.spec.engine, reason, salvaged)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -441,11 +399,10 @@ class VllmEngine:
         self._limit = limit
 
     async def _sleep(self, order: wire.Sleep | wire.Wake) -> float:
-        name = self._spec.engine
         if self._state != "ready":
-            raise EngineRefusedError(f"engine {name} is not ready")
+            raise self._refused(" is not ready")
         if not self._settings.sleep_mode:
-            raise EngineRefusedError(f"engine {name} was started without sleep_mode")
+            raise self._refused(" was started without sleep_mode")
         self._sleep_done = self._loop.create_future()
         self._send(order)
         return await self._sleep_done

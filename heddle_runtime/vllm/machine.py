@@ -35,7 +35,6 @@ class ThisMachine:
         start_limit_s: float,
         module: str,
     ) -> None:
-        """See `heddle_runtime.vllm.launcher.VllmLauncher`."""
         self._settings, self._platform = settings, platform
         self._log_dir = log_dir
         self._cores = list(cores)
@@ -82,7 +81,6 @@ class ThisMachine:
         log = log_of(self._log_dir, spec.engine)
         return LaunchSpec(
             open=partial(self._open, variables, log),
-            parent=os.getpid(),
             cores=cores,
             log=log,
             start_limit_s=self._start_limit_s,

@@ -5,7 +5,8 @@ Orders are executed between two iterations, so that an abort is exact. Outputs a
 engine core, before vLLM's front end turns them into outputs of requests.
 
 This file hides differences between the supported releases, which `heddle_runtime.vllm.settings`
-names. Only `VllmCore` uses internals of vLLM (`engine_core.engine_core.scheduler` and below).
+names. Only `VllmSteppedEngine` uses internals of vLLM (`engine_core.engine_core.scheduler` and
+below).
 """
 
 import contextlib
@@ -24,9 +25,9 @@ from typing import Any
 from heddle_runtime.process import wire
 from heddle_runtime.process.child import PART_DIED, group_members, unlink_shared_memory
 from heddle_runtime.process.connection import connect
-from heddle_runtime.process.engine_core import Activity, CoreOutput, Finish
 from heddle_runtime.process.fatal_error import fail_on_thread_death, fatal_error
 from heddle_runtime.process.loop import serve
+from heddle_runtime.process.stepped_engine import Activity, Finish, IterationOutput
 from heddle_runtime.process.wire import ClosedError
 from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm.client_sampling import ClientSampling, refusals
@@ -39,8 +40,8 @@ from heddle_runtime.vllm.settings import (
 )
 
 
-class VllmCore:
-    """vLLM behind our loop; implements `EngineCore`."""
+class VllmSteppedEngine:
+    """vLLM behind our loop; implements `SteppedEngine`."""
 
     def __init__(self, engine: Any, settings: VllmSettings, eos_ids: list[int]) -> None:
         from vllm.inputs.engine import tokens_input
@@ -91,7 +92,7 @@ class VllmCore:
         known: int = 0,
         sampling: dict[str, Any] | None = None,
     ) -> None:
-        """Take a request; see `EngineCore.add`."""
+        """Take a request; see `SteppedEngine.add`."""
         transfer = {"do_remote_decode": True} if export else kv
         with refusals():
             if sampling is not None:
@@ -129,12 +130,11 @@ class VllmCore:
         return chosen
 
     def abort(self, request: str) -> None:
-        """Drop a request; see `EngineCore.abort`."""
+        """Drop a request; see `SteppedEngine.abort`."""
         self._clients.drop(request)
         self._core.abort_requests([request])
 
-    def step(self) -> Iterator[CoreOutput]:
-        """Run one iteration."""
+    def step(self) -> Iterator[IterationOutput]:
         outputs = self._core.get_output().outputs
         self._stuck = bool(self._scheduler.waiting) and not self._scheduler.running
         for output in outputs:
@@ -152,7 +152,7 @@ class VllmCore:
                 self._clients.drop(output.request_id)
                 if not ended:  # by a stop string, of which the core does not know
                     self._core.abort_requests([output.request_id])
-            yield CoreOutput(
+            yield IterationOutput(
                 output.request_id,
                 output.new_token_ids,
                 finish,
@@ -187,7 +187,6 @@ class VllmCore:
         self._engine.collective_rpc(_end_lease, args=(exported,))
 
     def load_weights(self, path: str, *, keep_kv: bool = False) -> None:
-        """Replace the weights."""
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": path})
         if not keep_kv:
             self._engine.reset_prefix_cache()  # only to free blocks: False while a pull is awaited
@@ -204,7 +203,6 @@ class VllmCore:
         self._engine.sleep(level)
 
     def wake(self) -> None:
-        """Allocate it again."""
         self._engine.wake_up()
 
 
@@ -231,7 +229,7 @@ def _end_lease(process: Any, exported: str) -> None:
         leases |= {exported: 0.0, **others}
 
 
-def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
+def build(order: wire.Boot) -> tuple[VllmSteppedEngine, wire.Ready]:
     """Build the engine that `Boot` specifies."""
     settings = order.settings
     installed = installed_vllm()
@@ -278,7 +276,7 @@ def build(order: wire.Boot) -> tuple[VllmCore, wire.Ready]:
             pause_nixl()
     engine = LLMEngine.from_engine_args(EngineArgs(**wanted))
     model = engine.vllm_config.model_config
-    core = VllmCore(engine, settings, _eos_ids(model))
+    core = VllmSteppedEngine(engine, settings, _eos_ids(model))
     if order.tp > 1:
         _watch_tp_processes()
         # Every process has it open by now. It would stay if all were killed at once.

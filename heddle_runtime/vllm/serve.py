@@ -3,7 +3,13 @@
 import json
 import os
 
-from heddle_runtime.vllm.settings import CPU_BLOCK_TOKENS, CPU_KV_BYTES, Platform, VllmSettings
+from heddle_runtime.vllm.settings import (
+    CPU_BLOCK_TOKENS,
+    CPU_KV_BYTES,
+    OFFLINE,
+    Platform,
+    VllmSettings,
+)
 
 
 def serve_arguments(
@@ -51,10 +57,7 @@ def serve_environment(platform: Platform, *, host: str, kv_port: int, key: str) 
     Clients need `key`. Other engines reach its KV at `host` and `kv_port`.
     """
     ours = {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+        **OFFLINE,
         "VLLM_API_KEY": key,
         "VLLM_HOST_IP": host,
         "VLLM_NIXL_SIDE_CHANNEL_HOST": host,

@@ -21,6 +21,15 @@ EXTRAS: Mapping[Platform, str] = MappingProxyType(
 
 CPU_BLOCK_TOKENS = 32
 """vLLM's CPU attention takes multiples of 32 only; the smallest loses least to unfilled blocks."""
+OFFLINE: Mapping[str, str] = MappingProxyType(
+    {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+)
+"""Environment variables with which vLLM makes no connection beyond its own."""
 CPU_KV_BYTES = 1 << 29
 """KV space of an engine on CPU when nothing is said: 512 MiB. vLLM itself would take gigabytes."""
 
@@ -164,11 +173,7 @@ def environment(
     `temporary`. Kernels that are compiled stay where other engines find them.
     """
     ours = {
-        # It downloads nothing.
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
+        **OFFLINE,
         "VLLM_HOST_IP": "127.0.0.1",
         # Our loop runs scheduler and model runner in this process.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

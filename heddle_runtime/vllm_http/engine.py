@@ -21,14 +21,13 @@ from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import (
     EngineCapabilities,
     EngineListener,
-    EngineRefusedError,
-    EngineSample,
     KvHandle,
     KvPlaced,
     StepRequest,
 )
 from heddle_runtime.generation import Refusal
 from heddle_runtime.sampling import SamplingError
+from heddle_runtime.token_engine import TokenEngine
 from heddle_runtime.vllm_http.circuit import Circuit, waits_s
 from heddle_runtime.vllm_http.endpoint import (
     Answer,
@@ -87,7 +86,7 @@ class _CutError(Exception):
     """A step broke off, or what came of it cannot be true; the endpoint may be well."""
 
 
-class HttpEngine:
+class HttpEngine(TokenEngine):
     """One engine; made by `heddle_runtime.vllm_http.launcher.HttpLauncher`.
 
     It is not ours: a stop only ends its use. A step of it may run at the endpoint of another while
@@ -110,9 +109,9 @@ class HttpEngine:
         `others` are the engines that may run a step in its place. `prefill_s` is what the prefill
         of so many tokens should take.
         """
-        self._spec, self._listener, self._settings = spec, listener, settings
+        super().__init__(spec, listener)
+        self._settings = settings
         self._on_gone, self._others, self._prefill_s = on_gone, others, prefill_s
-        self._loop = asyncio.get_running_loop()
         self._state: State = "starting"
         self._facts: EndpointFacts | None = None
         self._steps: dict[TrajectoryId, HttpStep] = {}
@@ -121,19 +120,12 @@ class HttpEngine:
         """Steps at its endpoint, those of other engines included."""
         self._life = EngineLife(self._loop.time(), silence_s=settings.silence_s)
         self._circuit = Circuit()
-        self._sample = EngineSample(0, 0, 0, 0)
         self._moves: KvMoves | None = None
-        self._reason = ""
         self._check: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._task(self._begin(connect))
 
     # -- properties -------------------------------------------------------------------------------
-
-    @property
-    def spec(self) -> EngineSpec:
-        """The engine's specification."""
-        return self._spec
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -171,27 +163,14 @@ class HttpEngine:
 
     def start(self, request: StepRequest) -> None:
         """Run a step; see `EngineClient.start`."""
-        name = f"engine {self._spec.engine}"
         if self._state != "ready" or self._facts is None or self._moves is None:
-            raise EngineRefusedError(f"{name} is not ready: {self._reason or self._state}")
-        if request.trajectory in self._steps:
-            raise EngineRefusedError(f"{name}: {request.trajectory} has a step here already")
-        if len(request.prompt_ids) != request.prompt_tokens or not request.prompt_tokens:
-            raise EngineRefusedError(
-                f"{name}: {request.trajectory} has {len(request.prompt_ids)} token ids for a "
-                f"prompt of {request.prompt_tokens} tokens"
-            )
-        if request.max_tokens < 1:
-            raise EngineRefusedError(f"{name}: {request.trajectory} has max_tokens below 1")
-        if request.prompt_tokens + request.max_tokens > self._facts.longest:
-            raise EngineRefusedError(
-                f"{name}: {request.trajectory} needs {request.prompt_tokens} + "
-                f"{request.max_tokens} tokens, and the engine holds {self._facts.longest}"
-            )
+            raise self._refused(f" is not ready: {self._reason or self._state}")
+        has_step = request.trajectory in self._steps
+        self._check_step(request, has_step=has_step, longest=self._facts.longest)
         try:
             step = HttpStep(request, uuid.uuid4().hex, self._settings)
         except SamplingError as error:
-            raise EngineRefusedError(f"{name}: {request.trajectory}: {error}") from None
+            raise self._refused(f": {request.trajectory}: {error}") from None
         self._steps[request.trajectory] = step
         self._moves.remember(request.trajectory, step.salt)
         self._runs[request.trajectory] = self._task(self._run(step))
@@ -236,23 +215,19 @@ class HttpEngine:
         self._task(self._import(moves, trajectory, prompt_ids, kv, move))
         return None
 
-    def sample(self) -> EngineSample:
-        """Return the newest counters received."""
-        return self._sample
-
     def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
         """Nothing that can be done from here.
 
         Raises:
             EngineRefusedError: always; `capabilities` say so.
         """
-        raise EngineRefusedError(f"engine {self._spec.engine}: its owner updates its weights")
+        raise self._refused(": its owner updates its weights")
 
     def stop(self) -> None:
         """End its use; see `EngineClient.stop`."""
         if self._state != "gone":
             self._leave("stopped")
-            self._loop.call_soon(self._listener.engine_stopped, self._spec.engine)
+            self._loop.call_soon(self._listener.engine_stopped, self.spec.engine)
 
     def kill(self) -> None:
         """End its use now; see `EngineClient.kill`."""
@@ -272,7 +247,7 @@ class HttpEngine:
             (step.trajectory, step.result(finished=False, keep=step.resumable and not step.void))
             for step in steps
         ]
-        self._listener.engine_failed(self._spec.engine, reason, salvaged)
+        self._listener.engine_failed(self.spec.engine, reason, salvaged)
 
     # -- its life ---------------------------------------------------------------------------------
 
@@ -284,9 +259,9 @@ class HttpEngine:
         except ProbeError as error:
             self.fail(str(error))
             return
-        self._moves = KvMoves(self._spec.engine, self._endpoint, facts, self._settings)
+        self._moves = KvMoves(self.spec.engine, self._endpoint, facts, self._settings)
         self._facts, self._state = facts, "ready"
-        self._listener.engine_ready(self._spec.engine, facts.kv_capacity_tokens)
+        self._listener.engine_ready(self.spec.engine, facts.kv_capacity_tokens)
         self._life = EngineLife(self._loop.time(), silence_s=self._settings.silence_s)
         self._task(self._watch_health())
         self._task(self._watch_counters())
@@ -344,7 +319,7 @@ class HttpEngine:
             await asyncio.sleep(LOOK_S)
             now_s = self._loop.time()
             silent = [step.request.prompt_tokens for step in self._here if not step.brought_s]
-            expected_s = sum(self._prefill_s(self._spec, tokens) for tokens in silent)
+            expected_s = sum(self._prefill_s(self.spec, tokens) for tokens in silent)
             if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):
                 for step in self._here:
                     step.attempts.moved_from.append(self._endpoint.url)
@@ -375,7 +350,7 @@ class HttpEngine:
         if self._life.counts_tokens:
             idle = not (waits or self._life.prefills())
             return idle or self._life.prefilled > step.prefilled_by
-        expected_s = self._prefill_s(self._spec, step.request.prompt_tokens)
+        expected_s = self._prefill_s(self.spec, step.request.prompt_tokens)
         return not waits and since_s > EXPECTED_SHARE * expected_s
 
     def _cut(self, step: HttpStep, why: str) -> None:
@@ -612,7 +587,7 @@ class HttpEngine:
         # Cut by no order of ours, a step that cannot be resumed begins again.
         keep = not step.void and (finished or step.resumable or step.aborted)
         result = step.result(finished=finished, error=error, keep=keep, refusal=refusal)
-        self._listener.step_ended(self._spec.engine, result)
+        self._listener.step_ended(self.spec.engine, result)
 
     async def _abort(self, step: HttpStep, stream: asyncio.Task[None]) -> None:
         """End a step with the tokens so far; at the latest by closing its connection."""
@@ -640,7 +615,7 @@ class HttpEngine:
         self, moves: KvMoves, trajectory: TrajectoryId, prompt_ids: Sequence[int], move: int
     ) -> None:
         handle = await moves.export(trajectory, prompt_ids)
-        self._listener.kv_exported(self._spec.engine, trajectory, handle, move)
+        self._listener.kv_exported(self.spec.engine, trajectory, handle, move)
 
     async def _import(
         self,
@@ -651,7 +626,7 @@ class HttpEngine:
         move: int,
     ) -> None:
         placed = await moves.place(trajectory, prompt_ids, kv)
-        self._listener.kv_placed(self._spec.engine, trajectory, placed, move)
+        self._listener.kv_placed(self.spec.engine, trajectory, placed, move)
 
 
 def _of_status(path: str, answer: Answer) -> Exception:

@@ -14,6 +14,7 @@ import aiohttp
 
 from heddle_runtime.process.child import HANG_S, group_members
 from heddle_runtime.vllm.command import PARENT
+from heddle_runtime.vllm.settings import OFFLINE
 from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
@@ -104,7 +105,7 @@ class RenderProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **_ENVIRONMENT},
+                    env={**os.environ, **OFFLINE, "TOKENIZERS_PARALLELISM": "false"},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -133,16 +134,6 @@ class RenderProcess:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
         return (errors or lines or ["no output"])[-1]
-
-
-_ENVIRONMENT = {
-    # No connection leaves this machine.
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ from heddle_trace.importers.generations import (
     steps_of,
 )
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.logged_calls import objects
+from heddle_trace.importers.objects import objects
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import named_in

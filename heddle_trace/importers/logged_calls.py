@@ -4,7 +4,7 @@ The fields around request and response depend on the logger: ids and times go by
 looked up in the object itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,10 +19,8 @@ from heddle_trace.importers.generations import (
     identifier,
     steps_of,
 )
-from heddle_trace.importers.heads import head_of
-from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.protocol import ImportContext
-from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
 SESSION_IDS: Final = (
@@ -32,7 +30,7 @@ SESSION_IDS: Final = (
     "thread_id",
     "trace_id",
 )
-_GROUPS: Final = ("group_id", "task_id", "prompt_id", "problem_id", "instance_id", "question_id")
+GROUP_IDS: Final = ("group_id", "task_id", "prompt_id", "problem_id", "instance_id", "question_id")
 _STARTS: Final = ("timestamp", "start_time", "started_at", "created_at", "created")
 _ENDS: Final = ("end_time", "ended_at", "completed_at")
 _SPANS: Final = (
@@ -60,17 +58,6 @@ class LoggedCall(msgspec.Struct, array_like=True):
     model: str | None
 
 
-def objects(source: SourceFile, notes: Notes) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file with their places: its lines, the items of its array, or all of it."""
-    head = head_of(source)
-    if isinstance(head.document, list):
-        yield from source.items(notes, "item", dict[str, Any])
-    elif head.rows:
-        yield from source.rows(notes, msgspec.json.Decoder(dict[str, Any]))
-    else:
-        yield from source.items(notes, "", dict[str, Any])
-
-
 def named(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
     """The first of several names that an object, its request, or metadata have a value for."""
     places = [raw, raw.get("metadata"), raw.get("request")]
@@ -87,7 +74,7 @@ def named(raw: dict[str, Any], keys: Sequence[str]) -> str | None:
 
 def group_of(raw: dict[str, Any], first: Iterable[object]) -> str:
     """The group that a logger names, else one of all calls with these first messages."""
-    group = named(raw, _GROUPS)
+    group = named(raw, GROUP_IDS)
     return identifier(group) if group is not None else f"prompt-{fingerprint(*first)}"
 
 

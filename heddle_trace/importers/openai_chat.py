@@ -20,7 +20,7 @@ from heddle_trace.importers.generations import (
     rl_step_of,
     steps_of,
 )
-from heddle_trace.importers.heads import Head, head_of
+from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.logged_calls import (
     SESSION_IDS,
@@ -28,10 +28,10 @@ from heddle_trace.importers.logged_calls import (
     group_of,
     joined,
     named,
-    objects,
     times,
 )
 from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.objects import objects_of_parts
 from heddle_trace.importers.openai_messages import ChatMessage, Usage, message_of
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
@@ -83,7 +83,7 @@ class OpenaiChat:
         document = head.document
         if isinstance(document, list):
             item = head.item()
-            return "role" in item or _has_messages(item)
+            return _is_message(item) or _has_messages(item)
         return any(_has_messages(row) for row in head.rows) or _has_messages(document)
 
     def records(
@@ -93,7 +93,8 @@ class OpenaiChat:
         with Sessions(LoggedCall) as sessions:
             calls = _Calls(context)
             for source in sources:
-                for number, (where, raw) in enumerate(_objects(source, context), start=1):
+                found = objects_of_parts(source, context.notes, "messages", _is_message)
+                for number, (where, raw) in enumerate(found, start=1):
                     with context.notes.guard(where):
                         row = converted(raw, _Row)
                         name = f"{source.label}/{number}"
@@ -113,6 +114,10 @@ class OpenaiChat:
                     yield ParsedRecord(parts[0].where, joined(session, parts, "chat", context))
 
 
+def _is_message(value: dict[str, Any]) -> bool:
+    return "role" in value
+
+
 def _has_messages(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
@@ -122,19 +127,6 @@ def _has_messages(value: Any) -> bool:
     return isinstance(messages, list) and (
         not messages or (isinstance(messages[0], dict) and "role" in messages[0])
     )
-
-
-def _objects(source: SourceFile, context: ImportContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file; one array of messages is one conversation."""
-    if "role" not in head_of(source).item():
-        yield from objects(source, context.notes)
-        return
-    before = context.notes.damaged
-    messages = [message for _, message in source.items(context.notes, "item", dict[str, Any])]
-    if context.notes.damaged > before:
-        context.notes.drop("trajectories of which a part is damaged")
-    else:
-        yield str(source.path), {"messages": messages}
 
 
 def _answer(row: _Row) -> ChatMessage | None:

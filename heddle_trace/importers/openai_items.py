@@ -8,6 +8,7 @@ import msgspec
 from heddle_trace.importers.chat import ROLES, text_of
 from heddle_trace.importers.generations import fingerprint
 from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.openai_messages import written
 from heddle_trace.importers.protocol import ImportContext
 
 CALL, RESULT = "_call", "_output"
@@ -81,8 +82,8 @@ def _plain(content: Any) -> str:
     """The text of a content, whether it is a text or a list of parts."""
     if isinstance(content, list):
         parts = (p.get("text", p) if isinstance(p, dict) else p for p in content)
-        return "".join(p if isinstance(p, str) else _json(p) for p in parts)
-    return content if isinstance(content, str) else _json(content)
+        return "".join(map(written, parts))
+    return written(content)
 
 
 def _shown(output: Any) -> Any:
@@ -100,8 +101,4 @@ def _shown(output: Any) -> Any:
 def _written(item: Item) -> str:
     """What the model wrote as the arguments of a call."""
     given = (item.arguments, item.input, item.action, item.operation)
-    return "".join(v if isinstance(v, str) else _json(v) for v in given if v is not None)
-
-
-def _json(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
+    return "".join(map(written, given))

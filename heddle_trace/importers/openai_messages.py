@@ -87,7 +87,7 @@ def message_of(message: ChatMessage, context: ImportContext) -> Message:
     if usage.generated is None:
         tokens = text_of(message.content, context.tokens, context.notes)
         tokens += context.tokens.count(message.reasoning_content)
-        tokens += sum(context.tokens.count(name + _text(arguments)) for name, arguments in calls)
+        tokens += sum(context.tokens.count(name + written(arguments)) for name, arguments in calls)
     time = message.timestamp if message.timestamp is not None else message.created_at
     return Message(
         role=role,
@@ -106,7 +106,8 @@ def _call(call: ToolCall) -> tuple[str, object]:
     return call.function or call.name or UNNAMED, call.arguments
 
 
-def _text(arguments: object) -> str:
-    if arguments is None:
+def written(value: object) -> str:
+    """Arguments or a content as a text; JSON where they are none."""
+    if value is None:
         return ""
-    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -25,10 +25,10 @@ from heddle_trace.importers.logged_calls import (
     group_of,
     joined,
     named,
-    objects,
     times,
 )
 from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.objects import objects
 from heddle_trace.importers.openai_items import (
     CALL,
     RESULT,

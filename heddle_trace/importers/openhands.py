@@ -16,8 +16,9 @@ import msgspec
 from heddle_trace.importers.chat import Message, Role, generations_of, prompt_of, text_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED, fingerprint, identifier, steps_of
-from heddle_trace.importers.heads import Head, head_of
+from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.objects import objects_of_parts
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import id_in
@@ -98,7 +99,8 @@ class Openhands:
     ) -> Iterator[ParsedRecord]:
         """One record a run."""
         for source in sources:
-            for number, (where, raw) in enumerate(_runs(source, context), start=1):
+            runs = objects_of_parts(source, context.notes, "history", _is_event)
+            for number, (where, raw) in enumerate(runs, start=1):
                 with context.notes.guard(where):
                     row = converted(raw, _Row)
                     record = _record(row, f"{source.label}/{number}", source, context)
@@ -121,23 +123,6 @@ def _is_run(raw: dict[str, Any]) -> bool:
         return False
     events = history[0] if history and isinstance(history[0], list) else history
     return any(_is_event(event) for event in events[:5])
-
-
-def _runs(source: SourceFile, context: ImportContext) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The runs of a file; one array of events is one run."""
-    head = head_of(source)
-    if head.rows:
-        yield from source.rows(context.notes, msgspec.json.Decoder(dict[str, Any]))
-    elif _is_event(head.item()):
-        before = context.notes.damaged
-        events = [event for _, event in source.items(context.notes, "item", dict[str, Any])]
-        if context.notes.damaged > before:
-            context.notes.drop("trajectories of which a part is damaged")
-        else:
-            yield str(source.path), {"history": events}
-    else:
-        prefix = "item" if isinstance(head.document, list) else ""
-        yield from source.items(context.notes, prefix, dict[str, Any])
 
 
 def _record(

@@ -14,8 +14,8 @@ from typing import Any, Final
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.nested_objects import head_objects
 from heddle_trace.importers.notes import DamagedError
+from heddle_trace.importers.objects import head_objects
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import (

@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from heddle_trace.importers.generations import UNNAMED, fingerprint
+from heddle_trace.importers.logged_calls import GROUP_IDS
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.tokens import Counter
 
-_GROUPS: Final = ("group_id", "task_id", "prompt_id", "problem_id", "instance_id", "question_id")
 _SESSIONS: Final = ("session_id", "session.id", "thread_id", "conversation_id")
 _MOST_DIGITS: Final = 20
 """More have no count and no time in nanoseconds."""
@@ -29,7 +29,7 @@ def id_in(value: Any, field: str) -> str | None:
 def named_in(places: Sequence[Any]) -> tuple[str | None, str | None]:
     """The session and the group that objects such as metadata name."""
     found: list[str | None] = []
-    for keys in (_SESSIONS, _GROUPS):
+    for keys in (_SESSIONS, GROUP_IDS):
         values = (place.get(key) for place in places if isinstance(place, dict) for key in keys)
         found.append(next((str(v) for v in values if isinstance(v, str | int) and v != ""), None))
     return found[0], found[1]

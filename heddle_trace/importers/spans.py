@@ -19,8 +19,8 @@ from heddle_trace.importers.generations import (
     identifier,
     steps_of,
 )
-from heddle_trace.importers.nested_objects import nested_objects
 from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.importers.objects import objects
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
@@ -110,12 +110,12 @@ def records_of(
 ) -> Iterator[ParsedRecord]:
     """The records of all spans: one an agent of a trace, or a session of traces.
 
-    `nested` is that of `nested_objects`; `within` has the spans of each such object. Memory holds
+    `nested` is that of `objects`; `within` has the spans of each such object. Memory holds
     the spans of one trace, or the runs of one session.
     """
     with Sessions(Span) as traces, Sessions(_Run) as sessions:
         for source in sources:
-            for where, raw in nested_objects(source, context.notes, nested):
+            for where, raw in objects(source, context.notes, nested):
                 for each in within(raw):
                     with context.notes.guard(where):
                         span = read(each, where, source, context)

@@ -37,7 +37,7 @@ def run_of(done: Result) -> Any:
 
 def batches(*parts: Sequence[Entry]) -> list[pa.RecordBatch]:
     """The parts of one journal as its writer makes them: a batch each."""
-    journal, made = JournalBuffer(keep={}), []
+    journal, made = JournalBuffer(), []
     for part in parts:
         for each in part:
             journal.record(each.event, each.commands)

@@ -5,8 +5,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import is_dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -69,7 +71,7 @@ def test_what_is_written_by_hand_of_commands_is_short():
 
 
 def test_the_late_predictions_are_those_of_tools_that_are_faster():
-    page = (DOCS / "policies" / "heddle-paper.md").read_text()
+    page = (DOCS / "policies.md").read_text()
     rows = re.findall(r"^\| `(\w+-512)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|", page, re.MULTILINE)
     assert len(rows) == 3
     for name, prediction_s, predictions, late in rows:
@@ -84,6 +86,25 @@ def test_the_late_predictions_are_those_of_tools_that_are_faster():
 def test_every_configuration_in_the_pages_loads(path: Path):
     for block in re.findall(r"```toml\n(.*?)```", path.read_text(), re.DOTALL):
         resolve([ConfigSource(path.name, tomllib.loads(block))])
+
+
+def keys(config: type, prefix: str = "") -> set[str]:
+    """Names of all keys of a configuration, with the tables that they are in."""
+    found = set()
+    for name, kind in get_type_hints(config).items():
+        found.add(prefix + name)
+        for each in (kind, *get_args(kind)):
+            if is_dataclass(each):
+                found |= keys(each, f"{prefix}{name}.")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.stem)
+def test_every_key_that_a_page_names_is_a_key(path: Path):
+    text = path.read_text()
+    tables = "cluster|loop|serve|runtime|policy|missing"
+    named = re.findall(rf"(?:`|--set '?|--sweep )((?:{tables})\.\w+)", text)
+    assert {name for name in named if not name.endswith("_")} - {"cluster.pools"} <= keys(RunConfig)
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():
@@ -137,7 +158,18 @@ def test_every_page_of_the_site_is_there_and_every_page_is_on_it():
     text = (DOCS.parent / "mkdocs.yml").read_text()
     listed = re.findall(r"([\w/.-]+\.md)$", text, re.MULTILINE)
     pages = {str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md")}
-    unlisted = {p for p in pages if p.startswith("decisions/") and p != "decisions/index.md"}
-    assert set(listed) == pages - unlisted
+    decisions = {p for p in pages if p.startswith("decisions/")}
+    assert set(listed) == pages - decisions
     index = (DOCS / "decisions" / "index.md").read_text()
-    assert {f"decisions/{name}" for name in re.findall(r"\(([\w.-]+\.md)\)", index)} == unlisted
+    named = {f"decisions/{name}" for name in re.findall(r"\(([\w.-]+\.md)\)", index)}
+    assert named == decisions - {"decisions/index.md"}
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("decisions/00*.md")), ids=lambda p: p.stem)
+def test_a_decision_has_150_words_at_most(path: Path):
+    assert len(path.read_text().split()) <= 150
+
+
+def test_the_pages_have_45_000_words_at_most():
+    written = {*DOCS.glob("*.md")} - {DOCS / "cli.md", DOCS / "policy-attributes.md"}
+    assert sum(len(path.read_text().split()) for path in written) <= 45_000

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from campaigns.processes import descendants, wait_until_gone
+from heddle.engine_stack import ProcessSolver
 from heddle.executor import (
     ALIGNMENT,
     Executor,
@@ -27,7 +28,6 @@ from heddle.executor import (
     Worker,
     WorkerError,
 )
-from heddle.stages import ProcessSolver
 from heddle_core.commands import Predict, SolvePlan
 from heddle_core.plans import ResourcePlan
 from tests.patience import PATIENCE_S
@@ -260,7 +260,7 @@ def test_a_search_ends_with_heddle_however_it_ends(tmp_path):
 import asyncio
 from pathlib import Path
 from heddle.executor import Executor, InProcess, Processes, Report, WorkerError
-from heddle.stages import ProcessSolver
+from heddle.engine_stack import ProcessSolver
 from tests.app.test_executor import Answer, command
 if __name__ == "__main__":
     async def main():

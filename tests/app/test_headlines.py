@@ -1,12 +1,12 @@
 """No figure of ours stands beside a baseline that was not tuned: the README and the first pages."""
 
 import re
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
 
+from experiments.harness.report import page as page_of_results
 from heddle.comparison.tuning import TUNED_BASELINES
 from heddle_core.presets import PRESETS
 from tests.app.conftest import ROOT
@@ -70,14 +70,9 @@ def test_the_demo_shows_every_degree_that_was_tried_and_marks_the_best():
         assert float(cells[degrees.index(marked[0])].strip("*").replace(",", "")) == least
 
 
-def test_the_figures_of_the_readme_are_those_of_the_files():
-    done = subprocess.run(
-        [sys.executable, ROOT / "docs" / "readme_figures.py", "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "README.md: as the files say\n")
+def test_the_figures_of_the_readme_and_of_the_results_are_those_of_the_files():
+    script = runpy.run_path(str(ROOT / "docs" / "readme_figures.py"))
+    assert script["main"](["--check"]) == 0
 
 
 def test_the_readme_has_about_500_words():
@@ -86,7 +81,7 @@ def test_the_readme_has_about_500_words():
 
 
 def test_the_throughput_figure_of_the_paper_begins_with_baselines_at_their_best():
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    _, text = page_of_results()
     section = text.partition("### F12:")[2].partition("\n### ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `heddle` over ")]
     assert "the best of the four baselines at its best uniform TP degree" in rows[0]

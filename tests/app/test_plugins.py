@@ -17,7 +17,7 @@ from heddle.policies.plugins import (
     installed_policies,
     load_policy,
 )
-from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.placement.load_and_pin import Sticky
 from heddle_core.policy import Placement, Policy, Scheduler
 from heddle_core.presets import PRESETS, verl
 from tests.app.journals import ONE_RUN, Heddle, run_of

@@ -439,9 +439,9 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
 
 
 def test_the_pages_list_the_keys_of_costs():
-    cli = (ROOT / "docs" / "json.md").read_text()
+    compared = (ROOT / "docs" / "json.md").read_text()
     page = (ROOT / "docs" / "loop.md").read_text()
     for key in ("gpu_hours", "dollars", "prices", "objective", "ranking"):
-        assert f"`{key}`" in cli, key
+        assert f"`{key}`" in compared, key
     for key in ("prices", "objective", "ranking"):
         assert f"`{key}`" in page, key

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from heddle import knowledge, setup
+from heddle import policy_inputs, setup
 from heddle.cluster import profiles
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.compare import compare
@@ -18,7 +18,7 @@ from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import load_profile
 
 READS = ((setup, "read_replayed"), (setup, "complete"), (profiles, "load_profile"))
-READS += ((knowledge, "read_prior"), (knowledge, "read_artefact"))
+READS += ((policy_inputs, "read_prior"), (policy_inputs, "read_artefact"))
 
 
 @pytest.fixture

@@ -12,15 +12,20 @@ import pytest
 
 from campaigns.faults.scenario import Scenario, policy_of, scripts_of, world_of
 from experiments.real_training.run import TrainingRun
-from heddle_core.commands import Cancel
+from heddle_core.commands import Cancel, Command, StartTrajectory, Train, UpdateWeights
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed, StepPreempted
+from heddle_core.events import (
+    EngineFailed,
+    EngineUpdated,
+    Event,
+    StartFailed,
+    StepPreempted,
+    Trained,
+)
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.loop.commands import AnyCommand, StartTrajectory, Train, UpdateWeights
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import AnyEvent, EngineUpdated, StartFailed, Trained
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.named import regime_named
+from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape
 from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
@@ -46,7 +51,7 @@ REGIMES = (
     "heddle-loop",
 )
 
-Journal = list[tuple[AnyEvent, tuple[AnyCommand, ...]]]
+Journal = list[tuple[Event, tuple[Command, ...]]]
 
 
 class Recorded:
@@ -69,7 +74,7 @@ class Recorded:
     def over(self) -> bool:
         return self.core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = tuple(self.core.handle(event))
         self.entries.append((event, commands))
         return commands

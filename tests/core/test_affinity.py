@@ -8,8 +8,7 @@ from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.parts.placement.affinity import Affinity, TaskShare
-from heddle_core.parts.placement.tagged_affinity import TaggedAffinity
+from heddle_core.parts.placement.affinity import Affinity, TaggedAffinity, TaskShare
 from heddle_core.policy import PolicyContext
 from tests.core.ledgers import history
 from tests.core.policy_fakes import FakeEngine, FakeView, trajectory

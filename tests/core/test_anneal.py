@@ -19,8 +19,7 @@ from heddle_core.solve.anneal import (
     split,
 )
 from heddle_core.solve.exact import exact_plan
-from heddle_core.solve.presorted_dp import Partition, every_cut, presorted_dp
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import Partition, every_cut, presorted_dp, search_partition
 from tests.core.shapes import h100, h100s
 
 DEGREES = (1, 2, 4, 8)

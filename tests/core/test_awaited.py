@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, Predicted, TrajectoryFinished
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.migration.never import Never
+from heddle_core.parts.migration import Never
 from heddle_core.policy import Migration
 from tests.core.test_controller import (
     E0,

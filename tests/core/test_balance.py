@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.ledger import Ledger
-from heddle_core.parts.migration.balance import Balance
+from heddle_core.parts.migration import Balance
 from heddle_core.policy import PolicyContext
 from heddle_core.trajectory import Trajectory
 from tests.core.ledgers import (

@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 from heddle_core.estimate.arrival_waves import ArrivalWaves
 from heddle_core.ids import TrajectoryId
 from heddle_core.ledger import Ledger
-from heddle_core.parts.migration.balance import Balance
-from heddle_core.parts.migration.balance_batches import BalanceBatches
-from heddle_core.parts.scheduler.by_arrivals import ByArrivals
-from heddle_core.parts.scheduler.longest_total import LongestTotal
-from heddle_core.parts.scheduler.sjf_aged import TOKEN_S, ShortestAged
+from heddle_core.parts.migration import Balance, BalanceBatches
+from heddle_core.parts.scheduler import TOKEN_S, ByArrivals, LongestTotal, ShortestAged
 from heddle_core.trajectory import Trajectory
 from tests.core.ledgers import add_trajectory, ledger_of, policy_context
 

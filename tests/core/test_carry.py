@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from heddle_core.ids import EngineId
-from heddle_core.parts.migration.carry import Carry
+from heddle_core.parts.migration import Carry
 from tests.core.ledgers import add_trajectory, ledger_of, policy_context
 
 

@@ -14,10 +14,7 @@ from heddle_core.estimate.group_cost import SegmentCost, Work, context_costs, wo
 from heddle_core.estimate.paper_cost import size_cost
 from heddle_core.ids import EngineShape
 from heddle_core.parts.placement.presorted import Presorted
-from heddle_core.parts.planner.equal_progress import EqualProgressPlan
-from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.parts.planner.searched import SearchedPlan
-from heddle_core.parts.planner.shares import SharesPlan
+from heddle_core.parts.planner import EqualProgressPlan, FixedPlan, SearchedPlan, SharesPlan
 from heddle_core.plans import ResourcePlan
 from heddle_core.policy import PolicyContext
 from heddle_core.solve import class_budgets, exact

@@ -36,11 +36,11 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.least_loaded import LeastLoaded
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.admission import PromptOnly
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import LeastLoaded
+from heddle_core.parts.predictor import NoPrediction
+from heddle_core.parts.scheduler import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView, View
 

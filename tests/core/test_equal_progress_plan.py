@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from heddle_core.estimate.cost import CostModel, StepCost
-from heddle_core.parts.planner.equal_progress import EqualProgressPlan
+from heddle_core.parts.planner import EqualProgressPlan
 from heddle_core.plans import ResourcePlan
 from heddle_core.solve.joint import JointProblem
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context

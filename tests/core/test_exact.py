@@ -24,7 +24,7 @@ from heddle_core.solve.exact import exact_plan, level_plan
 from heddle_core.solve.group_plan import GroupPlan, ends_s
 from heddle_core.solve.libra_dp import libra_dp
 from heddle_core.solve.portfolio import portfolio
-from heddle_core.solve.presorted_dp import every_cut
+from heddle_core.solve.presorted import every_cut
 from tests.core.shapes import h100, h100s
 
 BY_SHAPE = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from heddle_core.ids import EngineId
 from heddle_core.ledger import Ledger
-from heddle_core.parts.migration.follow_rank import FollowRank
+from heddle_core.parts.migration import FollowRank
 from tests.core.ledgers import add_engine, add_trajectory, ledger_of, policy_context
 
 

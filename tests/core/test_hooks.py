@@ -17,10 +17,9 @@ from heddle_core.events import (
 )
 from heddle_core.hooks import Hooks
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.least_loaded import LeastLoaded
-from heddle_core.parts.placement.sticky import Sticky
+from heddle_core.parts.admission import PromptOnly
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import LeastLoaded, Sticky
 from heddle_core.policy import EngineView, TrajectoryView, View
 from tests.core.test_controller import E0, E1, PLAIN, A, B, C, Engines, Harness, dispatch
 

@@ -9,7 +9,7 @@ from heddle_core.ids import EngineShape
 from heddle_core.solve.exact import exact_plan
 from heddle_core.solve.group_plan import ends_s
 from heddle_core.solve.libra_dp import libra_dp
-from heddle_core.solve.presorted_dp import aggregate_short, every_cut
+from heddle_core.solve.presorted import aggregate_short, every_cut
 from tests.core.shapes import h100, h100s
 
 

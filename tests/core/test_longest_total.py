@@ -1,5 +1,4 @@
-from heddle_core.parts.scheduler.longest_total import LongestTotal
-from heddle_core.parts.scheduler.lpt import LongestFirst
+from heddle_core.parts.scheduler import LongestFirst, LongestTotal
 from tests.core.ledgers import add_trajectory, ledger_of
 
 

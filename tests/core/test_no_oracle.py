@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from campaigns.faults.scenario import Played, Scenario, play, scripts_of
-from heddle.knowledge import oracles
+from heddle.policy_inputs import oracles
 from heddle_core.events import StepFinished
 from heddle_core.presets import PRESETS
 from heddle_trace import TrajectoryScript

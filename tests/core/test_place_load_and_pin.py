@@ -2,11 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_core.parts.placement.hybrid_ratio import HybridRatio
-from heddle_core.parts.placement.least_loaded import LeastLoaded
-from heddle_core.parts.placement.sticky import Sticky
-from heddle_core.parts.placement.sticky_group import StickyGroup
-from heddle_core.parts.placement.sticky_least_sessions import StickyLeastSessions
+from heddle_core.parts.placement.load_and_pin import (
+    HybridRatio,
+    LeastLoaded,
+    Sticky,
+    StickyGroup,
+    StickyLeastSessions,
+)
 from tests.core.policy_fakes import trajectory, view_of
 
 LOADS = st.lists(st.integers(0, 40), min_size=1, max_size=8)

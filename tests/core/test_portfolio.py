@@ -15,7 +15,7 @@ from heddle_core.solve import portfolio as module
 from heddle_core.solve.exact import exact_plan, level_plan
 from heddle_core.solve.group_plan import GroupPlan, ends_s
 from heddle_core.solve.portfolio import Candidate, PlanSimulation, portfolio, uniform_plan
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import search_partition
 from tests.core.shapes import h100, h100s
 
 BY_SHAPE = {

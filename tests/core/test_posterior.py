@@ -11,11 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_core.estimate.history import History
-from heddle_core.estimate.length_scores import SCORE_BOUND, LengthScores
-from heddle_core.estimate.posterior import LengthPosterior, LengthPrior, between_share
+from heddle_core.estimate.posterior import (
+    SCORE_BOUND,
+    LengthPosterior,
+    LengthPrior,
+    LengthScores,
+    between_share,
+)
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
+from heddle_core.parts.predictor import PosteriorPredictor
 from tests.core.policy_fakes import FakeTrajectory, trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,5 +377,5 @@ def test_no_policy_uses_quantiles_that_are_not_calibrated():
     sources = sorted((ROOT / "heddle_core").rglob("*.py"))
     users = [path for path in sources if re.search(r"quantiles\(t\b", path.read_text())]
     assert [path.relative_to(ROOT / "heddle_core").as_posix() for path in users] == [
-        "parts/predictor/posterior.py"
+        "parts/predictor.py"
     ]

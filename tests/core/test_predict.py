@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_core.estimate.step_lengths import RunningMean, StepLengths
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.predictor.history import HistoryPredictor
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
-from heddle_core.parts.predictor.progressive import ProgressivePredictor
-from heddle_core.parts.predictor.served import Served
-from heddle_core.parts.predictor.step_lengths import RunningMean, StepLengths
+from heddle_core.parts.predictor import (
+    GroupPredictor,
+    HistoryPredictor,
+    NoPrediction,
+    PosteriorPredictor,
+    ProgressivePredictor,
+    Served,
+)
 from heddle_core.policy import predictions_awaited
 from tests.core.policy_fakes import trajectory
 

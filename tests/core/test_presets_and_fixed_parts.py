@@ -1,34 +1,36 @@
-import ast
 import dataclasses
+from abc import ABC
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
 import heddle_core.presets as presets
 from heddle.policies.plugins import PolicyError, load_part, load_policy
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.sticky import Sticky
-from heddle_core.parts.planner.fixed import FixedPlan
-from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import Sticky
+from heddle_core.parts.planner import FixedPlan
+from heddle_core.parts.predictor import NoPrediction
 from heddle_core.parts.table import KINDS, PARTS, Kind, kind_of
-from heddle_core.policy import Policy
+from heddle_core.policy import NoConsolidation, Policy
 from heddle_core.presets import PRESETS, about
 from tests.core.policy_fakes import policy_context, trajectory, view_of
 
 CORE = Path(presets.__file__).parent
-PAGES = CORE.parent / "docs" / "policies"
+PAGE = (CORE.parent / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_builds_describes_itself_and_has_a_page(name):
+def test_every_preset_builds_describes_itself_and_has_a_paragraph(name):
     policy = load_policy(name, policy_context())
     assert isinstance(policy, Policy)
     assert len(about(name)) > 20
-    page = (PAGES / f"{name}.md").read_text(encoding="utf-8")
-    assert page.startswith(f"# `{name}`")
-    for heading in ("## What is modelled", "## What is not", "## Where it was read"):
-        assert heading in page
-    assert f"[`{name}`]({name}.md)" in (PAGES / "index.md").read_text(encoding="utf-8")
+    assert f"| [`{name}`](#{name}) |" in PAGE
+    paragraph = PAGE.partition(f"\n### `{name}`\n")[2].partition("\n### ")[0]
+    for said in ("*Not modelled:*", "*Read:*"):
+        assert said in " ".join(paragraph.split())
 
 
 def test_two_runs_never_share_a_part():
@@ -47,25 +49,30 @@ DECIDES: dict[Kind, str] = {
 }
 
 
-def defines_part(path: Path, method: str) -> bool:
-    """Whether the file holds a class, no Protocol or ABC, with the kind's deciding method."""
-    abstract = {"Protocol", "ABC"}
-    classes = [
-        node
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and not abstract & set(map(ast.unparse, node.bases))
-    ]
-    return any(isinstance(d, ast.FunctionDef) and d.name == method for c in classes for d in c.body)
+def parts_in(kind: Kind) -> Iterator[type]:
+    """The classes in the modules of a kind that can decide."""
+    package = f"heddle_core.parts.{kind}"
+    modules = [import_module(package)]
+    names = iter_modules(getattr(modules[0], "__path__", ()))
+    modules += [import_module(f"{package}.{found.name}") for found in names]
+    for module in modules:
+        for cls in vars(module).values():
+            own = isinstance(cls, type) and cls.__module__ == module.__name__
+            if own and hasattr(cls, DECIDES[kind]) and ABC not in cls.__bases__:
+                yield cls
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_list_of_parts_reaches_every_file_that_holds_one(kind):
-    files = [p.stem for p in (CORE / "parts" / kind).glob("*.py") if defines_part(p, DECIDES[kind])]
+def test_the_list_of_parts_has_every_class_that_is_one(kind):
     assert all(kind_of(name) == kind for name in PARTS.of(kind))
     parts = [load_part(name, policy_context())[1] for name in PARTS.of(kind)]
-    listed = {type(part).__module__.rpartition(".")[2] for part in parts}
     # Beside `Policy` is the consolidation that it has by default.
-    assert listed - {"policy"} == set(files)
+    assert {type(part) for part in parts} - {NoConsolidation} == set(parts_in(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_ones_own_may_derive_from_any_compiled_or_not(kind):
+    assert all(type("Own", (cls,), {}) for cls in parts_in(kind))
 
 
 def test_the_fixed_plan_gives_every_gpu_to_engines_of_one_tp_degree():

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from heddle_core.estimate.group_cost import FloatArray, IntArray, SegmentCost
 from heddle_core.estimate.paper_cost import SizeCost, size_cost
-from heddle_core.solve.presorted_dp import aggregate_short, every_cut, presorted_dp
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import aggregate_short, every_cut, presorted_dp, search_partition
 
 lengths_st = st.lists(st.integers(1, 50), min_size=1, max_size=12).map(
     lambda values: np.array(sorted(values, reverse=True), dtype=np.float64)

@@ -26,7 +26,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, RolloutId, TrajectoryId
-from heddle_core.parts.admission.prompt_only import PromptOnly
+from heddle_core.parts.admission import PromptOnly
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_core.policy import TrajectoryView
 from tests.core.test_controller import (

@@ -3,7 +3,7 @@
 import pytest
 
 from heddle_core.ids import EngineId
-from heddle_core.parts.admission.reserve_output import (
+from heddle_core.parts.admission import (
     STEPS_AHEAD,
     UNKNOWN_STEP_TOKENS,
     ReserveOutput,

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_core.parts.scheduler.fcfs import Fcfs
-from heddle_core.parts.scheduler.round_robin import RoundRobin
+from heddle_core.parts.scheduler import Fcfs, RoundRobin
 from tests.core.policy_fakes import trajectory
 
 

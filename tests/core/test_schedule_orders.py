@@ -10,11 +10,8 @@ from heddle_core.commands import Dispatch, Preempt, StartEngine
 from heddle_core.controller import Controller
 from heddle_core.events import EngineReady, RolloutStarted, StepPreempted, TrajectoryArrived
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.scheduler.autellix import Autellix
-from heddle_core.parts.scheduler.lpt import LongestFirst
-from heddle_core.parts.scheduler.progressive_priority import ProgressivePriority
-from heddle_core.parts.scheduler.sjf import ShortestFirst
+from heddle_core.parts.predictor import GroupPredictor
+from heddle_core.parts.scheduler import Autellix, LongestFirst, ProgressivePriority, ShortestFirst
 from tests.core.policy_fakes import policy_context, trajectory
 
 remaining_tokens = st.lists(st.floats(0, 1e6), min_size=1, max_size=20)

@@ -11,7 +11,7 @@ from heddle_core import Entry
 from heddle_core.commands import SolvePlan
 from heddle_core.events import PlanSolved, RolloutStarted
 from heddle_core.ids import RolloutId
-from heddle_core.parts.planner.searched import CHARGED_S, SearchedPlan, estimated_lengths
+from heddle_core.parts.planner import CHARGED_S, SearchedPlan, estimated_lengths
 from heddle_core.solve.joint import JointProblem
 from tests.app.journals import table
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from heddle_core.ids import GroupId, RolloutId
-from heddle_core.parts.admission.chunks import InChunks
-from heddle_core.parts.placement.shared_kv import SharedKv
-from heddle_core.parts.predictor.group import GroupPredictor
-from heddle_core.parts.scheduler.probes_first import ProbesFirst
+from heddle_core.parts.admission import InChunks
+from heddle_core.parts.placement.load_and_pin import SharedKv
+from heddle_core.parts.predictor import GroupPredictor
+from heddle_core.parts.scheduler import ProbesFirst
 from heddle_core.trajectory import Trajectory
 from tests.core.ledgers import add_trajectory, ledger_of, policy_context
 from tests.core.policy_fakes import trajectory, view_of

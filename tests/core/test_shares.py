@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_core.parts.planner.shares import SharesPlan
+from heddle_core.parts.planner import SharesPlan
 from tests.core.policy_fakes import policy_context
 from tests.core.shapes import h100
 

@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from heddle_core.parts.migration import sorted_numbers
-from heddle_core.parts.migration.sorted_numbers import SortedNumbers
+from heddle_core import sorted_numbers
+from heddle_core.sorted_numbers import SortedNumbers
 
 values = st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.5, 2.0, 7.0, 1e9])
 

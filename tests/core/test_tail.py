@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.consolidation.tail import TailConsolidation
+from heddle_core.parts.consolidation import TailConsolidation
 from tests.core.ledgers import add_trajectory, ledger_of, policy_context
 from tests.core.shapes import h100
 

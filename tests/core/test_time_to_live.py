@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from heddle_core.estimate.tool_times import RECENT, RecentDurations
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId
-from heddle_core.parts.admission.time_to_live import ENOUGH, TimeToLive
-from heddle_core.parts.scheduler.program_fcfs import ProgramFcfs
+from heddle_core.parts.admission import ENOUGH, TimeToLive
+from heddle_core.parts.scheduler import ProgramFcfs
 from heddle_core.trajectory import Trajectory
 from tests.core.ledgers import add_trajectory, ledger_of, policy_context
 

@@ -26,6 +26,7 @@ from experiments.harness.store import ROOT, Store
 from heddle.cluster.config import ClusterConfig
 from heddle.setup import Workspace
 
+NUMBERS = ROOT / "experiments" / "f10_placement" / "measured.json"
 PICTURE = PICTURES / "f10_placement.png"
 ROLLOUT = Rollout(workload="coding", trajectories=16, samples=4)
 JOB = Job(rollout=ROLLOUT, cluster=ClusterConfig(gpus=1, max_running=8), policy="verl")
@@ -113,7 +114,7 @@ def test_only_the_paper_size_writes_results_that_are_part_of_the_source(
     monkeypatch.setattr(command, "EXPERIMENTS", tmp_path / "experiments")
     monkeypatch.setattr(command, "CACHE", tmp_path / "cache")
     monkeypatch.setattr(command, "run_missing", lambda jobs, store, **_: 0)
-    kept = {path: path.read_bytes() for path in (ROOT / "docs" / "results.md", PICTURE)}
+    kept = {path: path.read_bytes() for path in (NUMBERS, PICTURE)}
 
     def run(*options: str) -> None:
         done = CliRunner().invoke(command.main, ["f10_placement", "--jobs", "1", *options])

@@ -50,9 +50,9 @@ async def mocks(count: int = 1) -> AsyncIterator[list[tuple[mock_engine.MockEngi
 async def gateway_over(ports: list[int]) -> AsyncIterator[tuple[Bench, int]]:
     """A gateway over mock engines, and its port."""
     from heddle_gateway.app import listening
-    from heddle_gateway.engine_rendering import RenderingEngines
     from heddle_gateway.engine_urls import RegisteredEngines
     from heddle_gateway.front import Front, ServedModel
+    from heddle_gateway.rendering import RenderingEngines
 
     launcher = HttpLauncher()
     setup = set_up("verl+given+keep_engines", engines=len(ports), slots=64)

@@ -26,7 +26,7 @@ from tests.runtime.counting_process import next_token
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 # These import aiohttp.
-from heddle_gateway import engine_rendering, engine_urls  # noqa: E402
+from heddle_gateway import engine_urls, rendering  # noqa: E402
 from heddle_gateway.errors import ApiError  # noqa: E402
 from heddle_runtime.generation import RenderError  # noqa: E402
 from heddle_runtime.vllm_http.launcher import HttpLauncher  # noqa: E402
@@ -92,9 +92,9 @@ async def registered(
 ) -> AsyncIterator[Registered]:
     """A gateway to which engines by URL come; the first servers are registered."""
     from heddle_gateway.app import listening
-    from heddle_gateway.engine_rendering import RenderingEngines
     from heddle_gateway.engine_urls import RegisteredEngines
     from heddle_gateway.front import Front, FrontSettings, ServedModel
+    from heddle_gateway.rendering import RenderingEngines
 
     running = [await FakeVllm(key=KEY).start() for _ in range(servers + more)]
     launcher = HttpLauncher(options.pop("settings", None))
@@ -533,9 +533,9 @@ def test_another_engine_renders_what_the_first_cannot(
 
     every = [SimpleNamespace(endpoint=number) for number in range(len(answers))]
     launcher = SimpleNamespace(registered=every, usable=every, any_registered=at_once)
-    monkeypatch.setattr(engine_rendering, "HttpRenderer", Renderer)
+    monkeypatch.setattr(rendering, "HttpRenderer", Renderer)
     # Where all are busy, they are asked again as long as steps wait for engines.
-    engines = engine_rendering.RenderingEngines(launcher, wait_s=0.2)  # type: ignore[arg-type]
+    engines = rendering.RenderingEngines(launcher, wait_s=0.2)  # type: ignore[arg-type]
     if status is None:
         assert asyncio.run(engines.call("/pooling", {})) == f"/pooling of {called[-1]}"
     else:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from heddle_core.events import ToolReturned, ToolStarted, TrajectoryFinished
+from heddle_gateway.answers import tool_of
 from heddle_gateway.fake_engines import Replies, WordRenderer, fake_agents
-from heddle_gateway.reply_tools import tool_of
 from tests.gateway.served import NO_AIOHTTP, Served, run, served
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)

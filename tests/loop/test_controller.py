@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from heddle_core.commands import AccumulateGradients
+from heddle_core.events import LoopStarted, Trained
 from heddle_core.ledger import LedgerError
-from heddle_core.loop.commands import AccumulateGradients
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
-from heddle_core.loop.events import LoopStarted, Trained
 from heddle_core.loop.hybrid import RatioPool, WaitLending
-from heddle_core.loop.named import regime_named
-from heddle_core.loop.presets import REGIMES
+from heddle_core.loop.presets import REGIMES, regime_named
 from heddle_core.loop.regime import (
     Batching,
     BatchShape,
@@ -210,7 +209,7 @@ def test_a_bound_of_0_that_drops_late_groups_cannot_carry_any_over():
     Regime(groups=2, samples=2, staleness=Staleness(late="drop"), batching=Batching(rest="cancel"))
 
 
-@pytest.mark.parametrize("name", [n for n, cls in REGIMES.items() if not cls.can_share_gpus])
+@pytest.mark.parametrize("name", [n for n, preset in REGIMES.items() if not preset.can_share_gpus])
 def test_regimes_that_generate_while_they_train_need_gpus_of_their_own(name: str):
     with pytest.raises(RegimeError, match=r"leave out loop\.colocated"):
         regime_named(name, shape(colocated=True))

@@ -13,13 +13,12 @@ from heddle.loop.measure import LoopFigures, distance
 from heddle.loop.setup import prepare_loop
 from heddle.loop.splits import splits
 from heddle.setup import Workspace
-from heddle_core.events import ToolReturned, ToolStarted, TrajectoryArrived
-from heddle_core.loop.events import Scored
+from heddle_core.events import Scored, ToolReturned, ToolStarted, TrajectoryArrived
 from heddle_trace.files import read_trace, write_trace
 from heddle_trace.loop_fields import with_loop_fields
-from heddle_trace.records import Records
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.synth import synth
+from heddle_trace.table import Records
 from tests.loop.test_simulation import (
     GROUPS,
     PER_GROUP,
@@ -62,7 +61,7 @@ def test_seconds_of_a_step_are_what_its_trainer_did_or_waited_for(trace: str):
         setup = prepared(trace, "sync", colocated=colocated)
         moves_s = setup.world.to_training_s + setup.world.to_rollout_s
         assert plain.mean_split["update"] == pytest.approx(setup.world.update_s + moves_s)
-        assert plain.training_s == pytest.approx(sum(s.clock.train_s for s in plain.split))
+        assert plain.training_s == pytest.approx(sum(b.training_s for b in plain.batches))
 
 
 def test_asynchronous_regimes_hide_rewards(trace: str):
@@ -244,16 +243,16 @@ def test_discarding_long_samples_shows_in_both_measures_of_bias(trace: str):
 
 def test_every_step_has_its_figures(trace: str):
     found = figures(trace, "areal:max_head_offpolicyness=2", batches=12)
-    assert [step.clock.batch for step in found.split] == list(range(12))
-    assert sum(step.trajectories for step in found.split) == 12 * GROUPS * SAMPLES
-    assert sum(step.tokens for step in found.split) == found.all_trained_tokens
-    assert sum(step.wasted_tokens for step in found.split) == found.wasted_tokens
-    total = sum(step.mean_staleness * step.trajectories for step in found.split)
+    assert [batch.batch for batch in found.batches] == list(range(12))
+    assert sum(batch.trajectories for batch in found.batches) == 12 * GROUPS * SAMPLES
+    assert sum(batch.tokens for batch in found.batches) == found.all_trained_tokens
+    assert sum(batch.wasted_tokens for batch in found.batches) == found.wasted_tokens
+    total = sum(batch.mean_staleness * batch.trajectories for batch in found.batches)
     assert total / (12 * GROUPS * SAMPLES) == pytest.approx(found.mean_staleness)
-    ends = [step.clock.end_s for step in found.split]
+    ends = [batch.end_s for batch in found.batches]
     assert ends[-1] == found.duration_s
     assert [b - a for a, b in pairwise(ends)] == pytest.approx(
-        [step.clock.seconds for step in found.split[1:]]
+        [batch.step_s for batch in found.batches[1:]]
     )
 
 

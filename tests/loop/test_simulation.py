@@ -18,17 +18,19 @@ from heddle.runs import load_run
 from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle.workload import CapacityError
-from heddle_core.commands import Dispatch, Migrate, StartEngine
-from heddle_core.controller import Controller
-from heddle_core.ids import EngineId
-from heddle_core.loop.commands import (
+from heddle_core.commands import (
     AccumulateGradients,
-    AnyCommand,
     AssignGpus,
+    Command,
+    Dispatch,
+    Migrate,
+    StartEngine,
     StartTrajectory,
     Train,
 )
-from heddle_core.loop.events import AnyEvent, EngineUpdated, GpusAssigned, Trained
+from heddle_core.controller import Controller
+from heddle_core.events import EngineUpdated, Event, GpusAssigned, Trained
+from heddle_core.ids import EngineId
 from heddle_core.loop.hybrid import HYBRID
 from heddle_core.loop.presets import REGIMES
 from heddle_sim.loop import LoopSimulation
@@ -69,7 +71,7 @@ class Recorded:
     def __init__(self, setup: LoopSetup) -> None:
         self.rollouts = Controller(setup.run.policy)
         self.core = loop_core(setup, self.rollouts)
-        self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
+        self.entries: list[tuple[Event, tuple[Command, ...]]] = []
 
     @property
     def deadline_s(self) -> float | None:
@@ -79,7 +81,7 @@ class Recorded:
     def over(self) -> bool:
         return self.core.over
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         commands = tuple(self.core.handle(event))
         self.entries.append((event, commands))
         self.core.groups.check()
@@ -101,7 +103,7 @@ def times(core: Recorded, kind: type) -> list[float]:
     return [event.time_s for event, _ in core.entries if type(event) is kind]
 
 
-def commands_of(core: Recorded, *kinds: type) -> list[AnyCommand]:
+def commands_of(core: Recorded, *kinds: type) -> list[Command]:
     return [c for _, commands in core.entries for c in commands if isinstance(c, kinds)]
 
 
@@ -308,7 +310,7 @@ def test_tokens_of_cancelled_steps_count_as_wasted(trace: str):
         lost += tokens
 
     core = Recorded(setup)
-    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_lost=count)
+    simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=count)
     simulation.run()
     reported = sum(
         event.output_tokens

@@ -3,38 +3,39 @@
 import random
 from collections.abc import Sequence
 
-from heddle_core.commands import Cancel, CommandList, StartEngine, StopEngine
+from heddle_core.commands import (
+    AccumulateGradients,
+    AssignGpus,
+    Cancel,
+    CloseRollout,
+    Command,
+    CommandList,
+    Discard,
+    OpenRollout,
+    Score,
+    StartEngine,
+    StartTrajectory,
+    StopEngine,
+    Train,
+    UpdateWeights,
+)
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
     EngineStopped,
-    TrajectoryArrived,
-    TrajectoryFinished,
-)
-from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
-from heddle_core.loop.commands import (
-    AccumulateGradients,
-    AnyCommand,
-    AssignGpus,
-    CloseRollout,
-    Discard,
-    OpenRollout,
-    Score,
-    StartTrajectory,
-    Train,
-    UpdateWeights,
-)
-from heddle_core.loop.controller import LoopController
-from heddle_core.loop.events import (
-    AnyEvent,
     EngineUpdated,
+    Event,
     GpusAssigned,
     GradientsAccumulated,
     LoopStarted,
     Scored,
     StartFailed,
     Trained,
+    TrajectoryArrived,
+    TrajectoryFinished,
 )
+from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
+from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HybridPool
 from heddle_core.loop.regime import Regime
@@ -51,7 +52,7 @@ class NoRollouts:
         self.events = 0
         self.borrowed = 0
 
-    def handle(self, event: AnyEvent) -> Sequence[AnyCommand]:
+    def handle(self, event: Event) -> Sequence[Command]:
         self.events += 1
         return ()
 
@@ -95,8 +96,8 @@ class HostileWorld:
         self.gpus = "training"
         """What those of the hybrid pool do."""
         self.loans = 0
-        self.entries: list[tuple[AnyEvent, tuple[AnyCommand, ...]]] = []
-        self.due: list[AnyEvent] = []
+        self.entries: list[tuple[Event, tuple[Command, ...]]] = []
+        self.due: list[Event] = []
         """Events that may come next, in any order."""
         self.engines = [EngineId(f"e{i}") for i in range(engines)]
         self.group: dict[TrajectoryId, GroupId] = {}
@@ -134,7 +135,7 @@ class HostileWorld:
                 self.deliver(event)
         assert self.core.over
 
-    def still_possible(self, event: AnyEvent) -> bool:
+    def still_possible(self, event: Event) -> bool:
         match event:
             case TrajectoryFinished(trajectory=t, outcome="cancelled"):
                 return True
@@ -145,7 +146,7 @@ class HostileWorld:
             case _:
                 return True
 
-    def deliver(self, event: AnyEvent) -> None:
+    def deliver(self, event: Event) -> None:
         match event:
             case TrajectoryArrived(trajectory=t):
                 self.state[t] = "running"
@@ -170,7 +171,7 @@ class HostileWorld:
             TrajectoryFinished(time_s=0.0, trajectory=t, outcome="failed" if bad else "completed")
         )
 
-    def execute(self, command: AnyCommand) -> None:
+    def execute(self, command: Command) -> None:
         match command:
             case OpenRollout():
                 assert command.rollout not in self.expected, "a rollout was opened twice"
@@ -216,7 +217,7 @@ class HostileWorld:
             case _:
                 self.execute_on_gpus(command)
 
-    def execute_on_gpus(self, command: AnyCommand) -> None:
+    def execute_on_gpus(self, command: Command) -> None:
         match command:
             case UpdateWeights(engine=engine) if engine not in self.engines:
                 pass  # its end is on its way

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from heddle_core.parts.predictor.none import NoPrediction
+from heddle_core.parts.predictor import NoPrediction
 from heddle_predict.evaluate import judge, judge_quantiles
 from heddle_predict.examples import answers, examples
 from heddle_predict.measures import AFTER, FEWEST, correlation, figures, recall

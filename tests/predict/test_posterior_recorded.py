@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from heddle_core.parts.predictor.posterior import PosteriorPredictor
+from heddle_core.parts.predictor import PosteriorPredictor
 from heddle_predict.play import Pace, play, total_tokens
 from heddle_trace import MissingRules, complete, read_trace
 from heddle_trace.history import history_of

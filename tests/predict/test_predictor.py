@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle.knowledge import load_predictor_model
 from heddle.policies.plugins import load_policy
+from heddle.policy_inputs import load_predictor_model
 from heddle_core.parts.table import learned, progressive
 from heddle_predict.artefact import write_artefact
 from heddle_predict.examples import answers, examples

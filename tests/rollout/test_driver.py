@@ -23,13 +23,12 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.least_loaded import LeastLoaded
+from heddle_core.parts.admission import PromptOnly
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import LeastLoaded
 from heddle_core.parts.placement.pause_restore import PauseRestore
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.predictor.served import Served
-from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.predictor import NoPrediction, Served
+from heddle_core.parts.scheduler import Fcfs
 from heddle_core.plans import EngineSpec, ResourcePlan
 from heddle_rollout.driver import StuckError
 from tests.rollout.one_world import (

@@ -12,11 +12,11 @@ from heddle_core import Controller, Entry, collecting
 from heddle_core.commands import Dispatch, Migrate
 from heddle_core.events import MigrationFinished, StepFinished, StepPreempted, TrajectoryFinished
 from heddle_core.ids import EngineId, EngineShape
-from heddle_core.parts.admission.prompt_only import PromptOnly
-from heddle_core.parts.migration.never import Never
-from heddle_core.parts.placement.sticky import Sticky
-from heddle_core.parts.predictor.none import NoPrediction
-from heddle_core.parts.scheduler.fcfs import Fcfs
+from heddle_core.parts.admission import PromptOnly
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import Sticky
+from heddle_core.parts.predictor import NoPrediction
+from heddle_core.parts.scheduler import Fcfs
 from heddle_core.plans import Disaggregation, EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import Policy, TrajectoryView
 from heddle_rollout.core import RecordedCore

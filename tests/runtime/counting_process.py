@@ -16,8 +16,8 @@ from typing import Any
 
 from heddle_runtime.process import wire
 from heddle_runtime.process.connection import connect
-from heddle_runtime.process.engine_core import Activity, CoreOutput
 from heddle_runtime.process.loop import serve
+from heddle_runtime.process.stepped_engine import Activity, IterationOutput
 from heddle_runtime.process.wire import Channel, Order
 from heddle_runtime.vllm.settings import VllmSettings
 
@@ -39,7 +39,7 @@ class _Running:
 
 @dataclass(slots=True)
 class CountingCore:
-    """Implements `EngineCore`."""
+    """Implements `SteppedEngine`."""
 
     folder: Path
     weights: str
@@ -74,7 +74,7 @@ class CountingCore:
         if running is not None and running.scheduled_s:
             self._remember(running, running.context[:-1])
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         time.sleep(ITERATION_S)
         for name, running in list(self.requests.items()):
             if running.kv is not None and self.hold_pulls:
@@ -84,7 +84,7 @@ class CountingCore:
                 running.scheduled_s = time.monotonic()
                 if running.kv is not None and not self._pull(running):
                     del self.requests[name]
-                    yield CoreOutput(name, [], "error", 0.0, 0, -1, None)
+                    yield IterationOutput(name, [], "error", 0.0, 0, -1, None)
                     continue
                 running.cached = self._found(running)
             token = next_token(running.context, self.weights)
@@ -97,7 +97,7 @@ class CountingCore:
                 if running.export:
                     kv = {"file": str(self.folder / f"{os.getpid()}-{name}.json")}
                     Path(kv["file"]).write_text(json.dumps(running.context[:-1]))
-            yield CoreOutput(
+            yield IterationOutput(
                 name,
                 [token],
                 "" if running.left else "length",

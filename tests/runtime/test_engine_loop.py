@@ -14,9 +14,9 @@ import pytest
 
 from heddle_core.ids import TrajectoryId
 from heddle_runtime.process import wire
-from heddle_runtime.process.engine_core import Activity, CoreOutput
-from heddle_runtime.process.in_flight import InFlight, split_time
 from heddle_runtime.process.loop import serve
+from heddle_runtime.process.running_steps import RunningSteps, split_time
+from heddle_runtime.process.stepped_engine import Activity, IterationOutput
 from heddle_runtime.process.wire import (
     Channel,
     ClosedError,
@@ -48,7 +48,7 @@ class SpiedCore(CountingCore):
         self.calls.append(("abort", request))
         CountingCore.abort(self, request)
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         if self.stall_pulls:
             for running in self.requests.values():
                 running.scheduled_s = running.scheduled_s or time.monotonic()
@@ -72,7 +72,7 @@ class LateCore(SpiedCore):
     def activity(self) -> Activity:
         return "computing" if self.late else SpiedCore.activity(self)
 
-    def step(self) -> Iterator[CoreOutput]:
+    def step(self) -> Iterator[IterationOutput]:
         if self.late:
             self.late -= 1
         return SpiedCore.step(self)
@@ -299,7 +299,7 @@ def test_a_channel_gives_whole_messages_and_then_says_that_it_is_closed():
 def test_every_token_comes_with_its_log_prob_whole_salvaged_or_resumed(core: SpiedCore):
     """In progress reports, at the end of a step, and after new weights were loaded meanwhile."""
     with at_work(core) as driver:
-        in_flight = InFlight()
+        in_flight = RunningSteps()
         in_flight.begin(1, TrajectoryId("a"))
         driver.send(wire.Start(1, "a", pack_ids(ids("a", 40)), 120, True))
         in_flight.keep(driver.take(wire.Progress))
@@ -363,7 +363,7 @@ def test_a_step_was_queued_while_its_engine_neither_prefilled_nor_decoded(
 ):
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    steps = InFlight()
+    steps = RunningSteps()
     steps.begin(1, TrajectoryId("t"))
     now_s = 104.0
     ended = wire.Ended(

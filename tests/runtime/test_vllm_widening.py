@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+import heddle.engine_stack
 import heddle.engines
 import heddle.running
-import heddle.stages
 from campaigns.faults.books import Books
 from campaigns.processes import descendants
 from heddle.cluster.config import ClusterConfig
@@ -138,7 +138,7 @@ class Rollouts:
         for term in ("t0_s", "t1_s", "t2_s", "prefill_s"):
             wide["belief"][term] /= 1000
         (folder / "profile.json").write_text(json.dumps(profile))
-        patch.setattr(heddle.stages, "ProcessSolver", SolvedAtOnce)
+        patch.setattr(heddle.engine_stack, "ProcessSolver", SolvedAtOnce)
 
     def run(
         self, policy: str, *, engines: int, launcher: type[VllmLauncher] = VllmLauncher

@@ -160,7 +160,7 @@ def test_the_cost_estimate_is_near_the_ground_truth_but_another_fit(profile: Pro
                 if b * x > t.kv_capacity_tokens:
                     continue
                 truth_s = t.base_s[b] + t.per_context_s[b] * b * x
-                # A plane cannot follow experts that fill: docs/results/calibration.md.
+                # A plane cannot follow experts that fill: docs/results.md.
                 near = 0.5 if profile.experts or profile.gpu == "l40s" else 0.2
                 assert step.iteration_s(b, b * x) == pytest.approx(truth_s, rel=near), (shape, b, x)
                 assert step.iteration_s(b, b * x) != truth_s

@@ -14,13 +14,13 @@ from heddle_sim.trained_models import MODELS, TrainedModel, UnknownModelError, t
 from heddle_sim.training import (
     TrainingError,
     TrainLayout,
-    flops_per_token,
     pipeline_stretch,
     step_flops,
 )
 from heddle_sim.training_files import TRAINING_FILE, load_training
 from heddle_sim.training_memory import TrainingMemoryError, check_memory, training_memory
 from heddle_sim.weight_update import WeightUpdateError
+from tools.profiles.training_rows import flops_per_token
 
 TRAINING = load_training().training
 UPDATES = load_training().weight_update

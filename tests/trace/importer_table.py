@@ -1,4 +1,6 @@
-"""Imports real logs of every format and prints the tables of docs/importing.md and its results.
+"""Imports real logs of every format and prints what came of them and what is assumed.
+
+The first table is kept in tests/trace/real_logs.txt, the second in docs/tables.
 
 Usage: python -m tests.trace.importer_table [FOLDER], by default ../shared/raw_samples. Formats of
 which the folder has no logs are shown on the small ones of tests/trace/fixtures.

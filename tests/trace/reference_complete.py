@@ -1,4 +1,4 @@
-"""`complete` step by step, as docs/trace-format.md states its rules; slow and easy to read."""
+"""`complete` step by step, as docs/traces.md states its rules; slow and easy to read."""
 
 from collections.abc import Sequence
 from zlib import crc32

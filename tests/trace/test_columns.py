@@ -23,8 +23,8 @@ from heddle_trace import (
     synth,
     write_trace,
 )
-from heddle_trace.records import Records
-from heddle_trace.scripts import Scripts, ScriptSteps
+from heddle_trace.step_table import ScriptSteps
+from heddle_trace.table import Records, Scripts
 from tests.trace.builders import call, record, step, trace
 from tests.trace.reference_complete import reference
 from tests.trace.test_files import rollouts
@@ -159,11 +159,11 @@ def test_scripts_from_columns_are_the_scripts_that_went_in():
 def test_figures_of_scripts_follow_their_order_and_selection():
     columns = Scripts.of(SCRIPTS).take(np.array([5, 0, 3]))
     assert columns.total("output_tokens").tolist() == [21, 7, 7]
-    assert columns.steps.tolist() == [3, 1, 1]
-    assert columns.first("prompt_tokens").tolist() == [105, 100, 103]
+    assert columns.counts.tolist() == [3, 1, 1]
+    assert columns.first.tolist() == [0, 3, 4]
     assert columns.largest_context().tolist() == [112, 107, 110]
-    assert columns.column("prompt_tokens").tolist() == [105, 105, 105, 100, 103]
-    assert columns.take(columns.steps > 1).ids == ["t5"]
+    assert columns.step("prompt_tokens").plain() == [105, 105, 105, 100, 103]
+    assert columns.take(columns.counts > 1).ids == ["t5"]
 
 
 def test_no_scripts_are_a_workload_too():

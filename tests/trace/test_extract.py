@@ -5,6 +5,7 @@ import pytest
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
+    Scored,
     StepFinished,
     StepPreempted,
     ToolReturned,
@@ -13,7 +14,6 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
-from heddle_core.loop.events import Scored
 from heddle_trace import TraceError
 from heddle_trace.extract import extract
 

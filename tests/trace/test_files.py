@@ -244,7 +244,9 @@ def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_writing_refuses_numbers_that_json_lacks(tmp_path, value):
-    with pytest.raises(TraceError, match="NaN and Infinity"):
+    with pytest.raises(
+        TraceError, match=r"line 1: it holds a number that JSON does not have, NaN or Infinity"
+    ):
         write_trace(tmp_path / "t.jsonl", [record(call(tool_s=value))])
     assert list(tmp_path.iterdir()) == []
 
@@ -253,7 +255,7 @@ def test_writing_refuses_numbers_that_json_lacks(tmp_path, value):
     ("bad", "says"),
     [
         ([], "holds no trajectories"),
-        ([record(), record()], "taken by line 1"),
+        ([record(), record()], r"line 2: trajectory_id .* is taken by an earlier record"),
         ([record(call(tool_s=-1.0))], "found -1.0"),
     ],
 )

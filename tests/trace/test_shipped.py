@@ -52,7 +52,7 @@ def test_a_shipped_trace_replays_without_any_rule(name):
 
 
 def test_the_examples_of_the_format_page_run(tmp_path, monkeypatch):
-    page = (TRACES.parent / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    page = (TRACES.parent / "docs" / "traces.md").read_text(encoding="utf-8")
     (tmp_path / "traces").symlink_to(TRACES)
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from heddle_trace import describe, read_trace
-from heddle_trace.targets import measured, signals
 from tests.trace.builders import call, record, step, trace
+from tests.trace.targets import measured, signals
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 RECORDED = (

@@ -3,9 +3,10 @@ from functools import cache
 import numpy as np
 import pytest
 
-from heddle_trace import TraceError, measured, synth, targets
+from heddle_trace import TraceError, synth
 from heddle_trace.synth import _mu_of_capped_mean
 from heddle_trace.workloads import OUTPUT_LIMIT_TOKENS, WORKLOADS
+from tests.trace.targets import measured, targets
 
 ALL = tuple(WORKLOADS)
 SEEDS = (1, 2, 11)

@@ -2,7 +2,7 @@
 
     python -m tools.profiles from-tables --perf DIR --out DIR
 
-Each file and `docs/calibration.md` list the rows of each fit and its errors. The
+Each file and `docs/profiles.md` list the rows of each fit and its errors. The
 same tables give the same bytes.
 """
 

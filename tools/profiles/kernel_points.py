@@ -24,8 +24,7 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import known_profiles, load_profile
-from heddle_sim.profile_layouts import read_layout
+from heddle_sim.profile_files import known_profiles, load_profile, read_layout
 
 TABLES = {gpu: GPUS[gpu].file for gpu in ("a100", "h100", "h200", "l40s", "b200", "gb200")}
 CLASSES = (*TABLES, "b300")

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from heddle_calibrate.serving.published_rows import LeftOut, Line, read_lines
-from heddle_sim.trained_models import MODELS
+from heddle_sim.trained_models import MODELS, TrainedModel, trained_model
 from heddle_sim.training import (
     FORWARD_GATHERS,
     PEAK_TFLOPS,
     Backend,
     TrainingProfile,
     TrainLayout,
-    flops_per_token,
     pipeline_stretch,
 )
 
@@ -50,6 +49,18 @@ MODEL_NAMES = (
     (r"(qwen3-(?:235b-a22b|30b-a3b|0\.6b|1\.7b|4b|8b|14b|32b))", r"\1"),
     (r"(gpt-oss-120b|deepseek-v3)", r"\1"),
 )
+
+
+def flops_per_token(model: str | TrainedModel, length: float) -> float:
+    """FLOPs of forward and backward for each token of a sample of `length` tokens.
+
+    ``6 * (active - input embedding) + 6 * layers * heads * head_dim * length``; the second term is
+    causal attention. Against token and FLOP rates that Megatron-Bridge publishes side by side
+    (docs/performance-summary.md), Llama-3 8B and 70B agree to 0.1 %, Qwen3 MoE to 0.3 %.
+    A forward pass alone is a third. Recomputed activations are not counted.
+    """
+    m = trained_model(model)
+    return 6 * m.multiplied + 6 * m.layers * m.heads * m.head_dim * length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,11 +68,11 @@ class Lasted(Protocol):
     """From when to when a run lasted, and why there is no more of it."""
 
     @property
-    def start_s(self) -> float: ...  # noqa: D102
+    def start_s(self) -> float: ...
     @property
-    def end_s(self) -> float: ...  # noqa: D102
+    def end_s(self) -> float: ...
     @property
-    def note(self) -> str | None: ...  # noqa: D102
+    def note(self) -> str | None: ...
 
 
 def opening(runs: Sequence[Lasted]) -> int:

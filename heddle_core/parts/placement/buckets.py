@@ -9,8 +9,7 @@ from typing import Final
 from heddle_core.estimate.state_tree import EndedPath, StateTree
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
-from heddle_core.parts.placement.one_by_one import OneByOne
-from heddle_core.parts.placement.sticky import pinned
+from heddle_core.parts.placement.load_and_pin import OneByOne, pinned
 from heddle_core.policy import EngineView, TrajectoryView, View
 
 

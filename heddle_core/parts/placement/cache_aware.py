@@ -1,7 +1,7 @@
 """The SGLang router's `cache_aware` rule, applied to the prefixes that a scheduler can know."""
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
-from heddle_core.parts.placement.one_by_one import OneByOne
+from heddle_core.parts.placement.load_and_pin import OneByOne, loads
 from heddle_core.policy import TrajectoryView, View
 
 
@@ -44,16 +44,8 @@ class CacheAware(OneByOne):
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return the engine that the rule picks, and record the prefix sent there."""
-        engines = view.engines
-        best = engines[0]
-        fewest = most = best.in_flight
-        for engine in engines:
-            load = engine.in_flight
-            if load < fewest:
-                best, fewest = engine, load
-            elif load > most:
-                most = load
-        chosen = best.id
+        best, most = loads(view)
+        fewest, chosen = best.in_flight, best.id
         if most - fewest <= self._balance_abs or most <= self._balance_rel * fewest:
             chosen = self._matched(t, view) or chosen
         self._remember(t, chosen)

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from hashlib import blake2b
 
 from heddle_core.ids import EngineId
-from heddle_core.parts.placement.one_by_one import OneByOne
+from heddle_core.parts.placement.load_and_pin import OneByOne
 from heddle_core.policy import TrajectoryView, View
 
 

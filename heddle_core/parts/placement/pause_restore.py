@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from heddle_core.ids import EngineId, TrajectoryId
-from heddle_core.parts.placement.one_by_one import OneByOne
-from heddle_core.parts.placement.sticky import pinned
+from heddle_core.parts.placement.load_and_pin import OneByOne, pinned
 from heddle_core.policy import EngineView, TrajectoryView, View
 
 _AT_ENGINE = ("queued", "running", "preempting")
@@ -94,7 +93,6 @@ class PauseRestore(OneByOne):
         return [(t.id, engine) for t, engine in restored if t.id in backlog]
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget it."""
         self._paused.pop(t.id, None)
         self._restored.pop(t.id, None)
 

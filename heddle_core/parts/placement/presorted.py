@@ -1,7 +1,7 @@
 """Presorted placement: longest trajectories together, on the widest engines.
 
 Heddle (arXiv 2603.28101): trajectories sorted by predicted length are cut into one contiguous group
-per engine, for the least estimated makespan. The cut is exact (`presorted_search`); the published
+per engine, for the least estimated makespan. The cut is exact (`search_partition`); the published
 dynamic program (`presorted_dp`) gives the same under the published cost.
 """
 
@@ -14,7 +14,7 @@ from heddle_core.estimate.group_cost import IntArray, work_of
 from heddle_core.estimate.ordered import Cost, longest_to, ordered_costs
 from heddle_core.ids import EngineId
 from heddle_core.policy import PolicyContext, TrajectoryView, View
-from heddle_core.solve.presorted_search import search_partition
+from heddle_core.solve.presorted import search_partition
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

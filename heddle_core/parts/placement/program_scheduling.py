@@ -8,7 +8,7 @@ from heddle_core.estimate.tool_times import RecentDurations
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
-from heddle_core.parts.placement.one_by_one import OneByOne
+from heddle_core.parts.placement.load_and_pin import OneByOne
 from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
 
 ENOUGH: Final = 100
@@ -137,7 +137,6 @@ class ProgramScheduling(OneByOne):
         ]
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget it."""
         member = self._members.pop(t.id, None)
         if member is None or member.engine not in self._spaces:
             return

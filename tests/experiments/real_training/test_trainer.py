@@ -14,8 +14,8 @@ from campaigns.processes import descendants, wait_until_gone
 from experiments.real_training.checkpoints import checkpoint, newest, partial
 from experiments.real_training.messages import TrainerSettings, TrainMetrics
 from experiments.real_training.trainer import ProcessTrainer, TrainerFailedError
+from heddle_core.commands import AccumulateGradients, Train
 from heddle_core.ids import GroupId
-from heddle_core.loop.commands import AccumulateGradients, Train
 from heddle_runtime.tiny_model import make_tiny_model
 from tests.patience import PATIENCE_S
 

@@ -17,7 +17,6 @@ from experiments.real_training import setup as train_setup
 from experiments.real_training.command import main
 from experiments.real_training.config import TrainConfig
 from experiments.real_training.echo import EchoTask
-from experiments.real_training.measure import StepFigures
 from experiments.real_training.messages import TrainMetrics
 from experiments.real_training.prediction import LEAST_STEPS, fitted_line, predict
 from experiments.real_training.setup import (
@@ -26,15 +25,15 @@ from experiments.real_training.setup import (
     prompt_of,
     training_run_config,
 )
-from experiments.real_training.show import show_step, show_train
-from experiments.real_training.training import TrainResult, train
+from experiments.real_training.show import show_batch, show_train
+from experiments.real_training.training import TrainedBatch, TrainResult, train
 from heddle.runs import RunError, load_run
+from heddle.runs.loop_batches import BatchFigures
 from heddle.runs.replay import replay
 from heddle_core.controller import Controller
-from heddle_core.events import EngineFailed, StepFinished
+from heddle_core.events import EngineFailed, StepFinished, Trained
 from heddle_core.ids import GroupId
 from heddle_core.journal import Entry, Handle, first_divergence
-from heddle_core.loop.events import Trained
 from heddle_sim.latency import LatencyTable
 from heddle_sim.loop import LoopSimulation, LoopWorld
 from heddle_trace.schema import StepScript, TrajectoryScript
@@ -198,21 +197,26 @@ def test_the_text_has_the_prediction(tmp_path, capsys):
         generated=5,
         seconds=0.1,
     )
-    step = StepFigures(
-        step=1,
-        ended_s=2.0,
-        seconds=2.0,
+    figures = BatchFigures(
+        batch=0,
+        end_s=2.0,
+        step_s=2.0,
+        rollout_s=1.5,
+        reward_s=0.0,
         training_s=0.5,
-        reward=0.5,
-        staleness=0.0,
-        oldest=0,
-        metrics=metrics,
+        update_s=0.0,
+        trajectories=1,
+        tokens=5,
+        mean_staleness=0.0,
+        most_staleness=0,
+        wasted_tokens=0,
     )
+    batch = TrainedBatch(figures=figures, metrics=metrics)
     found = predict(setup, simulated_run(setup))
     result = TrainResult(
-        setup=setup, path=tmp_path, steps=(step,), update_s=(0.1,), restarts=0, prediction=found
+        setup=setup, path=tmp_path, batches=(batch,), update_s=(0.1,), restarts=0, prediction=found
     )
-    show_step(step)
+    show_batch(batch)
     show_train(result)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["1", "2.00", "0.500", "0.00", "0.1000", "0.50", "0.0000"]
@@ -261,24 +265,24 @@ def kill(module: str) -> None:
 def test_a_loop_learns_although_an_engine_and_the_trainer_are_killed(tmp_path):
     regime = "areal:max_head_offpolicyness=1:enforce=true"
     setup = prepare_training(config(tmp_path, regime, steps=30, groups=6, samples=8))
-    seen: list[StepFigures] = []
+    seen: list[TrainedBatch] = []
 
-    def on_step(step: StepFigures) -> None:
-        seen.append(step)
-        if step.step == 4:
+    def on_batch(batch: TrainedBatch) -> None:
+        seen.append(batch)
+        if batch.figures.batch == 3:
             kill("heddle_runtime.vllm.process")
-        elif step.step == 8:
+        elif batch.figures.batch == 7:
             kill("experiments.real_training.process")
 
-    result = train(setup, out=tmp_path / "runs", on_step=on_step)
+    result = train(setup, out=tmp_path / "runs", on_batch=on_batch)
     assert wait_until_gone(running("heddle_runtime")) == []
-    assert [step.step for step in seen] == list(range(1, 31))
+    assert [batch.figures.batch for batch in seen] == list(range(30))
     assert result.restarts == 1
-    assert {step.oldest for step in seen} == {0, 1}
+    assert {batch.figures.most_staleness for batch in seen} == {0, 1}
     # Each token's log-prob is of the weights that made it: without staleness it is the trainer's.
     assert seen[0].metrics.logprob_gap < 1e-3
-    early = sum(step.reward for step in seen[:5]) / 5
-    late = sum(step.reward for step in seen[-5:]) / 5
+    early = sum(batch.metrics.reward for batch in seen[:5]) / 5
+    late = sum(batch.metrics.reward for batch in seen[-5:]) / 5
     assert late > 2 * early + 0.05, (early, late)
     run = load_run(result.path)
     with pytest.raises(RunError, match="it cannot be replayed"):

@@ -239,6 +239,7 @@ def test_the_command_prints_the_table_and_writes_the_file(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     assert "dense megatron" in done.output
     assert load_training(out).training.mfu.keys() == load_training().training.mfu.keys()
-    page = Path(__file__).parents[3] / "docs" / "training-time.md"
+    docs = Path(__file__).parents[3] / "docs"
     table = CliRunner().invoke(command, arguments[:4]).output
-    assert all(line in page.read_text(encoding="utf-8") for line in table.splitlines())
+    assert (docs / "tables" / "training_errors.txt").read_text(encoding="utf-8") == table
+    assert '--8<-- "docs/tables/training_errors.txt"' in (docs / "training-time.md").read_text()

@@ -1,1 +1,0 @@
-"""Consolidations: engines that change while a rollout runs."""

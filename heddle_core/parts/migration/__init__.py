@@ -1,1 +1,0 @@
-"""Migrations: when a home moves while a tool runs."""

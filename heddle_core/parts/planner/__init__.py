@@ -1,1 +1,0 @@
-"""Planners: which engines exist, at which TP degree."""

@@ -1,1 +1,0 @@
-"""Predictors: how many tokens a trajectory still has to make."""

@@ -1,1 +1,0 @@
-"""Schedulers: the order of one engine's queue."""
