@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from docs import reference
+from heddle.command_config import Config
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve
@@ -102,9 +103,10 @@ def keys(config: type, prefix: str = "") -> set[str]:
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.stem)
 def test_every_key_that_a_page_names_is_a_key(path: Path):
     text = path.read_text()
-    tables = "cluster|loop|serve|runtime|policy|missing"
+    tables = "cluster|loop|serve|runtime|policy|missing|plan|report|logs|synth|profile"
     named = re.findall(rf"(?:`|--set '?|--sweep )((?:{tables})\.\w+)", text)
-    assert {name for name in named if not name.endswith("_")} - {"cluster.pools"} <= keys(RunConfig)
+    others = {"cluster.pools", "policy.parts", "report.html", "report.md"}
+    assert {name for name in named if not name.endswith("_")} - others <= keys(Config)
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():

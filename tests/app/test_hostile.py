@@ -24,10 +24,12 @@ from campaigns.processes import descendants
 from heddle import command
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
-from heddle.cluster.config import MAX_GPUS, MAX_RUNNING
+from heddle.cluster.config import MAX_GPUS, MAX_RUNNING, ClusterConfig
+from heddle.config import RunConfig
 from heddle.runs import directory, load_run
 from heddle.runs import files as run_files
 from heddle.runs.journal_entries import JournalError, decode
+from heddle.simulation import simulate
 from tests.app.journals import ONE_RUN, Heddle, last_run, run_of, unlisted
 from tests.patience import PATIENCE_S
 from tests.test_architecture import PACKAGES
@@ -312,7 +314,7 @@ def test_a_run_that_cannot_begin_leaves_no_directory(
 
     monkeypatch.setattr(run_files, "write_json", fails)
     assert "the disk is full" in refused(*ONE_RUN, trace, *CLUSTER, status=1)
-    assert list(Path("runs").iterdir()) == []
+    assert not Path("runs").exists()
 
 
 def test_a_limit_on_the_size_of_files_is_one_message(trace: Path, tmp_path: Path):
@@ -447,16 +449,17 @@ class _Clock:
         return self._moments.pop(0) if len(self._moments) > 1 else self._moments[0]
 
 
-def _two_runs(heddle: Heddle, trace: Path) -> list[str]:
-    rows = [run_of(heddle(*ONE_RUN, trace, "--json", "--gpus", gpus)) for gpus in (1, 2)]
-    return [Path(row["run"]).name for row in rows]
+def _two_runs(trace: Path) -> list[str]:
+    clusters = (ClusterConfig(gpus=gpus) for gpus in (1, 2))
+    configs = [RunConfig(trace=str(trace), cluster=cluster) for cluster in clusters]
+    return [simulate(config, out=Path("runs")).path.name for config in configs]
 
 
 def test_runs_that_began_at_different_times_are_distinguished(
     heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(directory, "datetime", _Clock(5, 5, 6))
-    _two_runs(heddle, trace)
+    _two_runs(trace)
     done = heddle("report", *sorted(Path("runs").iterdir()))
     times = ("03:04:05", "03:04:06")
     assert all(f"s0 {time}" in done.stdout.splitlines()[0] for time in times)
@@ -467,7 +470,7 @@ def test_runs_of_one_policy_and_seed_are_distinguished(
     heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(directory, "datetime", _Clock(5))
-    names = _two_runs(heddle, trace)
+    names = _two_runs(trace)
     done = heddle("report", *sorted(Path("runs").iterdir()))
     assert all(name in done.stdout.splitlines()[0] for name in names)
     drawn = [p.name for p in Path("runs/figures").glob("timeline-*.png")]

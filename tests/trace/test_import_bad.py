@@ -375,7 +375,7 @@ def test_outputs_that_are_impossible_are_reported(tmp_path):
         return " ".join(done.stderr.split())
 
     assert "a trace must be named" in said(tmp_path / "t.json")
-    assert "no such file or folder" in said(tmp_path / "none" / "t.jsonl")
+    assert "no such folder; make it first" in said(tmp_path / "none" / "t.jsonl")
     assert "is one of the files to import" in said(path, "--force")
     (tmp_path / "link.jsonl").symlink_to(path)
     assert "is one of the files to import" in said(tmp_path / "link.jsonl", "--force")
