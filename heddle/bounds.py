@@ -1,76 +1,66 @@
-"""Bounds of numbers in a configuration, declared on its fields, and one way to say them."""
+"""Bounds of numbers of a configuration, declared on its fields."""
 
-import typing
-from collections.abc import Hashable, Iterator
-from functools import lru_cache
-from typing import Annotated, Any, TypeAlias
-
-from msgspec import Meta
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from heddle.config_error import ConfigError
 
-YEAR_S = 31_536_000
-"""No limit of a run is longer, nor infinite."""
 
-Count: TypeAlias = Annotated[int, Meta(ge=1)]
-Amount: TypeAlias = Annotated[int, Meta(ge=0)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-Share: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1.0)]
-Limit: TypeAlias = Annotated[float, Meta(gt=0.0, le=YEAR_S)]
-"""Seconds after which something ends."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a number may be; None, where its field may be None, is always allowed."""
+
+    least: float = -inf
+    most: float = inf
+    above: float = -inf
+    """More than this."""
+    below: float = inf
+    none: str = ""
+    """What None means, for messages."""
+
+    def hold(self, value: float) -> bool:
+        """Whether a value is within; NaN is not."""
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        """As the end of a sentence: ``from 1 to 8,192``."""
+        if self.below < inf:
+            end = f"below {_number(self.below)}"
+        else:
+            end = f"at most {_number(self.most)}" if self.most < inf else ""
+        if self.above > -inf:
+            return f"more than {_number(self.above)}" + (f" and {end}" if end else "")
+        first = _number(self.least)
+        return f"from {first} to {end.removeprefix('at most ')}" if end else f"{first} or more"
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}".replace("e+0", "e")
 
 
 def check_bounds(config: Any, prefix: str = "") -> None:
-    """Check the numbers of a configuration; messages name a field with `prefix` before it.
+    """Compare the numbers of a configuration with the bounds of their fields.
 
     Raises:
-        ConfigError: one is out of its bounds.
+        ConfigError: one is out of range; its key begins with `prefix`.
     """
-    for name, bounds in bounds_of(config.__class__).items():
+    for name, bounds in _bounds(config.__class__).items():
         value = getattr(config, name)
-        if value is not None and not _within(value, bounds):
-            raise ConfigError(f"{prefix}{name} must be {in_words(bounds)}, not {value:g}")
+        if value is not None and not bounds.hold(value):
+            unit = " seconds" if name.endswith("_s") else ""
+            remedy = f"; leave it out for {bounds.none}" if bounds.none else ""
+            raise ConfigError(f"{prefix}{name} must be {bounds}{unit}, not {value}{remedy}")
 
 
-@lru_cache
-def bounds_of(cls: Hashable) -> dict[str, Meta]:
-    """Bounds by field."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {name: meta for name, hint in hints.items() for meta in _metas(hint)}
-
-
-def _metas(hint: Any) -> Iterator[Meta]:
-    """Bounds of a type, or of one of several that a field may have."""
-    if typing.get_origin(hint) is Annotated:
-        yield from (each for each in hint.__metadata__ if isinstance(each, Meta))
-    elif type(None) in typing.get_args(hint):
-        for each in typing.get_args(hint):
-            yield from _metas(each)
-
-
-def _within(value: float, bounds: Meta) -> bool:
-    """Whether a number, which is not NaN, is within its bounds."""
-    return (
-        value == value
-        and (bounds.ge is None or value >= bounds.ge)
-        and (bounds.gt is None or value > bounds.gt)
-        and (bounds.le is None or value <= bounds.le)
-        and (bounds.lt is None or value < bounds.lt)
-    )
-
-
-def in_words(bounds: Meta) -> str:
-    """Bounds in words, after "must be": `from 1 to 8`, `1 or more`, `more than 0`."""
-    least = bounds.gt if bounds.ge is None else bounds.ge
-    most = bounds.lt if bounds.le is None else bounds.le
-    below = "below " if bounds.le is None else ""
-    if bounds.ge is None:
-        last = "" if most is None else f" and {below or 'at most '}{_number(most)}"
-        return f"more than {_number(least)}{last}"
-    if most is None:
-        return f"{_number(least)} or more"
-    return f"from {_number(least)} to {below}{_number(most)}"
-
-
-def _number(value: float | None) -> str:
-    return f"{int(value):,}" if value is not None and value == int(value) else f"{value}"
+@cache
+def _bounds(cls: type) -> dict[str, Bounds]:
+    hints: dict[str, Any] = get_type_hints(cls, include_extras=True)
+    return {
+        name: bounds
+        for name, hint in hints.items()
+        if get_origin(hint) is Annotated
+        for bounds in get_args(hint)[1:]
+        if isinstance(bounds, Bounds)
+    }

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
-
-from heddle.bounds import Count, check_bounds
+from heddle.bounds import Bounds, check_bounds
 from heddle.config import RunConfig
 
-Percent: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
+Percent: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
+Limit: TypeAlias = Annotated[float | None, Bounds(0, below=1e9)]
+"""Percent that is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class PlanSettings:
     with a deadline the fewest dollars."""
     estimate_only: bool = False
     """`heddle plan` simulates nothing."""
-    simulated: Count = 3
+    simulated: Annotated[int, Bounds(1)] = 3
     """Settings of a loop with the best estimates, which `heddle plan --regimes` simulates."""
 
     def __post_init__(self) -> None:
@@ -54,9 +54,9 @@ class LogSettings:
     """Without a tokenizer: characters that are taken for a token."""
     workload: str | None = None
     """Name of the task, in place of the format's own."""
-    groups: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    groups: Annotated[int | None, Bounds(1, 100_000)] = None
     """Groups of the rollout. None: as many as make 256 trajectories."""
-    samples: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    samples: Annotated[int | None, Bounds(1, 10_000)] = None
     """Trajectories of each group. None: those of the median group of the logs, at most 16."""
 
     def __post_init__(self) -> None:
@@ -96,13 +96,13 @@ class ProfileSettings:
     """measure: the longest context. None: 2048; on GPUs 16384."""
     max_fit_error: Percent = 25.0
     """fit: refuse when the fit itself is off by more percent (median)."""
-    max_makespan_error: Percent | None = None
+    max_makespan_error: Limit = None
     """check: exit status 1 where the makespan is off by more percent."""
-    max_p99_error: Percent | None = None
+    max_p99_error: Limit = None
     """check: the same for P99 completion."""
-    max_tpot_error: Percent | None = None
+    max_tpot_error: Limit = None
     """check: the same for TPOT."""
-    min_finish_order: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None
+    min_finish_order: Annotated[float | None, Bounds(-1, 1)] = None
     """check: exit status 1 where the rank correlation of ends is below."""
     same_ranking: bool = False
     """check: exit status 1 unless policies are ranked alike."""

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
-
-from heddle.bounds import YEAR_S, Count, Limit, check_bounds
+from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError, require
@@ -23,10 +21,8 @@ from heddle_trace.tool_rules import read_tool_rule
 
 MissingRule: TypeAlias = Literal["error", "zero", "sample"]
 
-Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
-Mebibytes: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 30)]
-Wait: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e9)]
-"""Seconds that a client or a step may wait."""
+_MOST_S = 31_536_000
+"""Seconds of a year: no limit of a run is longer, nor infinite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class MissingConfig:
     """Tokens of a trajectory's first prompt."""
     output_tokens: Literal["error", "sample"] = "error"
     """Tokens that a step generated; a generation of zero tokens is none."""
-    cap_tool_s: Annotated[float, Meta(gt=0.0, lt=1e9)] | None = None
+    cap_tool_s: Annotated[float | None, Bounds(above=0, below=1e9)] = None
     """Longest tool call to replay, in seconds; longer ones are cut to it. None: as recorded."""
 
     def __post_init__(self) -> None:
@@ -67,9 +63,9 @@ class RuntimeConfig:
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
-    time_scale: Annotated[float, Meta(gt=0.0, le=1e6)] = 1.0
+    time_scale: Annotated[float, Bounds(above=0, most=1e6)] = 1.0
     """Real seconds for a recorded one: of tool calls, and of everything with fake engines."""
-    tool_limit_s: Limit | None = None
+    tool_limit_s: Annotated[float | None, Bounds(above=0, most=_MOST_S)] = None
     """Tool calls are cut after this many seconds. None: no limit."""
     kv_transfer: Literal["none", "nixl"] = "none"
     """Transport of KV between engines; `none`: a migrated context is prefilled again."""
@@ -77,31 +73,31 @@ class RuntimeConfig:
     """Of weights and KV. Only float32 gives the same tokens for any batch."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shapes, for timing."""
-    max_context: Tokens | None = None
+    max_context: Annotated[int | None, Bounds(1, 1 << 30)] = None
     """Longest prompt and output together. None: the limit of the model."""
-    max_batched_tokens: Tokens = 2048
+    max_batched_tokens: Annotated[int, Bounds(1, 1 << 30)] = 2048
     """Tokens that one iteration of an engine may process."""
-    kv_mib: Mebibytes | None = None
+    kv_mib: Annotated[int | None, Bounds(1, 1 << 30)] = None
     """KV space of an engine on each of its GPUs. None: 512 MiB on CPU, vLLM's choice on a GPU."""
-    gpu_memory_share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+    gpu_memory_share: Annotated[float, Bounds(above=0, most=1)] = 0.9
     """Of a GPU, for one engine."""
-    engines_per_gpu: Annotated[int, Meta(ge=1, le=64)] = 1
+    engines_per_gpu: Annotated[int, Bounds(1, 64)] = 1
     """Engines that share one card, each with its `gpu_memory_share`."""
     pin_cores: bool = True
     """On CPU: each engine runs on cores of its own, as far as there are enough."""
-    pin_s: Annotated[float, Meta(ge=0.0, le=YEAR_S)] = 0.0
+    pin_s: Annotated[float, Bounds(0, _MOST_S)] = 0.0
     """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
     the prefix cache keeps it."""
-    start_limit_s: Limit = 600.0
+    start_limit_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = 600.0
     """An engine that is not ready after this time is ended and started again. So is one that
     computes for so long without a message."""
-    hang_s: Limit = HANG_S
+    hang_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = HANG_S
     """A ready engine that is silent and does not compute for this many seconds has hung: it is
     ended and started again. Of engines by URL: one that does not answer `/health` for so long."""
     tokenizer: bool = False
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
-    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.0
+    temperature: Annotated[float, Bounds(0, 100)] = 0.0
     """Above 0, engines on a CPU prefill whole prompts, as a client's `seed` needs."""
     allow_unknown_vllm: bool = False
     """Run with a release of vLLM that was not tested."""
@@ -122,13 +118,13 @@ class ServeConfig:
     """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
     last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
     the gateway runs. Another policy is taken as it is."""
-    max_open: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_open: Annotated[int | None, Bounds(1, 1_000_000)] = None
     """Requests at once; more get status 429. None: 65,536, or what the limit on files permits."""
-    idle_s: Wait = 1800.0
+    idle_s: Annotated[float, Bounds(0, 1e9)] = 1800.0
     """A trajectory without a request for so many seconds is cancelled."""
-    keep_answer_s: Wait = 60.0
+    keep_answer_s: Annotated[float, Bounds(0, 1e9)] = 60.0
     """Seconds for which an answer is kept for a client that sends the same again."""
-    engine_wait_s: Wait = 300.0
+    engine_wait_s: Annotated[float, Bounds(0, 1e9)] = 300.0
     """Longest time for which steps wait while there is no engine."""
     user_is_session: bool = False
     """The body's `user` names a session."""
@@ -141,7 +137,7 @@ class ServeConfig:
     open_to_all: bool = False
     """Without an API key on an address that others reach: every client that can connect may use it
     and control its engines."""
-    fake_tokens: Count = 128
+    fake_tokens: Annotated[int, Bounds(1)] = 128
     """Mean length of a generation of fake engines."""
     fake_replies: str = ""
     """Path of JSON lines that fake engines say: reply n of a trajectory is line n, a message."""
@@ -188,7 +184,7 @@ class RunConfig:
 
     trace: str
     """Path of the trace to replay, from the working directory."""
-    seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Bounds(0, 2**32 - 1)] = 0
     """Seeds what is drawn: missing values, and the order in which groups arrive."""
     missing: MissingConfig = field(default_factory=MissingConfig)
     """Rules for values that the trace lacks."""

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from heddle.bounds import bounds_of, in_words
 from heddle.command_config import Config
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError as ConfigError
@@ -235,18 +234,10 @@ def _merge(
             origin[f"{prefix}{key}"] = label
 
 
-_PREFIXED = ("loop", "plan", "logs", "profile")
-"""Sections whose messages name keys with the section."""
-
-
 def _explain(message: str, origin: Mapping[str, str]) -> str:
     """Turn msgspec's message with its ``$.section.key`` path into one that names the source."""
     text, _, path = message.partition(" - at `$")
     key = re.sub(r"\[\d+\]", "", path.strip("`. "))
-    if re.match(r"Expected `(int|float)` [<>]", text):
-        section, _, name = key.rpartition(".")
-        shown = key if section in _PREFIXED else name
-        text = f"{shown} must be {in_words(bounds_of(_hint(section))[name])}"
     label = origin.get(key) or origin.get(key.rpartition(".")[0])
     if label is None:
         # A section's own check: name the source of the first key that its message mentions.

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Any
 
-from heddle.bounds import in_words
 from heddle.command_config import Config
 
 WIDTH = 98
@@ -66,7 +65,8 @@ def _kind(hint: Any) -> str:
     """A type with its bounds, as ``int from 1 to 8 | None``."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return f"{_kind(args[0])} {in_words(hint.__metadata__[0])}"
+        first, *none = _kind(args[0]).split(" | ")
+        return " | ".join((f"{first} {hint.__metadata__[0]}", *none))
     if origin is typing.Literal:
         return " | ".join(json.dumps(each) for each in args)
     if origin in (typing.Union, types.UnionType):

@@ -13,7 +13,7 @@ from heddle.cost.prices import Prices, prices_of
 from heddle.garbage import seldom_collected
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
-from heddle.runs.machine import load_figures
+from heddle.runs.conditions import load_figures
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command

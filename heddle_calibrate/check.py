@@ -63,7 +63,6 @@ class Checked:
     measured. Engines on CPUs are slower for it than the profile says."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "run": self.run,
             "policy": self.policy,

@@ -57,7 +57,6 @@ class Examples:
         return np.asarray(1.0 / np.sqrt(np.bincount(self.run)[self.run]))
 
     def where(self, chosen: NDArray[Any]) -> "Examples":
-        """Return some of the lines."""
         return Examples(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
     @staticmethod

@@ -67,11 +67,9 @@ class LearnedPredictor:
         self._last_correction = 0.0
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Learn from a finished generation."""
         self._observations.observe_step(t, event).correction = None
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Learn from a tool's answer."""
         observed = self._observations.observe_tool(t, event)
         if self._has_state:
             log_survival = self._observations.log_survival(observed, t)
@@ -79,7 +77,6 @@ class LearnedPredictor:
             observed.state = self._model.update(self._state(observed)[None], rows)[0]
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Learn from a trajectory's end."""
         self._observations.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
@@ -116,15 +113,12 @@ class ByTask:
         self._tasks, self._otherwise = tasks, otherwise
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Learn from a finished generation."""
         self._of(t).observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Learn from a tool's answer."""
         self._of(t).observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Learn from a trajectory's end."""
         self._of(t).observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:

@@ -86,7 +86,6 @@ class Fitted:
 
 
 def arrays_of(model: TreesModel) -> dict[str, NDArray[Any]]:
-    """Return all arrays of a model."""
     forests = {"location": model.location, "log_spread": model.log_spread}
     parts = {f"{f}.{part}": getattr(forests[f], part) for f in forests for part in _TYPES}
     return {"errors": model.errors, **parts}

@@ -54,21 +54,18 @@ class Observations:
         return observed
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> Observed:
-        """Learn from a finished generation."""
         observed = self.of(t)
         observed.rule.learn_step(observed.progress, t, event)
         self._features.learn_step(observed.own, t)
         return observed
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> Observed:
-        """Learn from a tool's answer."""
         observed = self.of(t)
         observed.rule.learn_tool(observed.progress, event)
         self._features.learn_tool(observed.own, t, event)
         return observed
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Learn from a trajectory's end."""
         observed = self._observed.pop(t.id, None)
         if observed is None:
             observed = self._begin(t)
@@ -80,7 +77,6 @@ class Observations:
         return math.log(observed.rule.rest_of(observed.progress, t))
 
     def row(self, observed: Observed, t: TrajectoryView, log_survival: float) -> list[float]:
-        """Return the row of features."""
         return self._features.row(observed.own, t, log_survival)
 
     def _begin(self, t: TrajectoryView) -> Observed:

@@ -222,5 +222,4 @@ class _OneEngine:
 
 
 def total_tokens(script: TrajectoryScript) -> int:
-    """Output of a trajectory."""
     return sum(step.output_tokens for step in script.steps)

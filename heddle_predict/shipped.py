@@ -22,7 +22,6 @@ _PATH: Final = Path(__file__).parent / "shipped.heddle"
 
 
 def shipped_model() -> Path:
-    """Return the path of the model."""
     return _PATH
 
 

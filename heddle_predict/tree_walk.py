@@ -111,7 +111,6 @@ class WalkedQuantile:
         self._spread_trees = len(walk) - trees
 
     def __call__(self, state: Floats, row: Sequence[float]) -> float:
-        """Return the quantile for a row."""
         walk, trees = self._walk, self._trees
         walk.read(row)
         location = walk.total(0, trees)

@@ -32,7 +32,6 @@ class SimEnvironment(simpy.Environment):
         self.calendar.now_s = time_s
 
     def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0.0) -> None:
-        """Schedule an event of SimPy."""
         super().schedule(event, priority, delay)
         self.calendar.limit_s = super().peek()
 
@@ -111,7 +110,6 @@ class FollowingClock:
         self._arm()
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` once `delay_s` have passed."""
         self._calendar.call_after(delay_s, act, *args)
         self._arm()
 

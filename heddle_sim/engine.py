@@ -260,7 +260,6 @@ class SimEngine:
         self._cut_leap()
 
     def resume(self) -> None:
-        """Go on after a pause."""
         if self._paused:
             self._paused = False
             if self._state == _IDLE:

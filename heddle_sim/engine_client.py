@@ -72,7 +72,6 @@ class SimEngineClient:
         return self._model is not None
 
     def begin(self) -> None:
-        """Become ready."""
         self._follow()
         config, spec = self._config, self._spec
         table = config.table(spec.shape)
@@ -102,7 +101,6 @@ class SimEngineClient:
         self._listener.engine_ready(spec.engine, self.kv_capacity_tokens)
 
     def start(self, request: StepRequest) -> None:
-        """Run a step; see `EngineClient.start`."""
         model = self._model
         if model is None:
             raise EngineRefusedError(f"engine {self._spec.engine} is not there")
@@ -117,7 +115,6 @@ class SimEngineClient:
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
-        """End a step early; see `EngineClient.abort`."""
         if self._model is not None:
             self._alive().abort(trajectory)
 
@@ -183,7 +180,6 @@ class SimEngineClient:
         return None
 
     def sample(self) -> EngineSample:
-        """Return the counters of this moment."""
         model = self._alive()
         return EngineSample(model.running, model.waiting, model.kv_used_tokens, model.preemptions)
 
@@ -199,12 +195,10 @@ class SimEngineClient:
             self._alive().pause()
 
     def resume(self) -> None:
-        """Go on after a pause."""
         if self._model is not None:
             self._alive().resume()
 
     def flush_kv(self) -> None:
-        """Void all cached KV."""
         if self._model is not None:
             self._alive().flush_kv()
 

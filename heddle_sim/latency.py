@@ -43,7 +43,6 @@ class LatencyTable:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the engine."""
         return self.tp * self.dp
 
     def any_prefill_s(self, batch: int) -> float:

@@ -129,5 +129,4 @@ class GroupPrompts:
         return prompt
 
     def clear(self) -> None:
-        """Forget every group."""
         self._groups.clear()

@@ -48,7 +48,6 @@ class TrainedModel:
 
     @property
     def moe(self) -> bool:
-        """True for a mixture of experts."""
         return self.active < self.parameters
 
     @property

@@ -35,7 +35,6 @@ class Words(dict[str | None, int]):
         return code
 
     def codes(self, words: Iterable[str | None]) -> Codes:
-        """The code of each word."""
         return np.fromiter(map(self.__getitem__, words), np.int32)
 
     def listed(self) -> list[str]:
@@ -79,7 +78,6 @@ class TraceColumn:
         return {self.words[code]: own for code, own in named if code >= 0}
 
     def of(self, positions: Ints | Bools | slice) -> "TraceColumn":
-        """The column of some positions."""
         return TraceColumn(self.kind, self.values[positions], self.words)
 
     def plain(self) -> list[Any]:
@@ -108,7 +106,6 @@ class ColumnBuilder:
         self._known = False
 
     def add(self, values: Sequence[Any]) -> None:
-        """Add a part."""
         nothing = values.count(None)
         if nothing == len(values):
             self._parts.append(TraceColumn.nothing(self._kind, nothing).values)
@@ -147,7 +144,6 @@ class ColumnsBuilder:
         self._builders = {name: ColumnBuilder(kind) for name, kind in fields.items()}
 
     def add(self, objects: Iterable[Any]) -> None:
-        """Add a part."""
         columns = zip(*map(self._values, objects), strict=True)
         for values, builder in zip(columns, self._builders.values(), strict=False):
             builder.add(values)

@@ -45,7 +45,6 @@ class StepTable:
 
     @staticmethod
     def made(columns: Mapping[str, TraceColumn]) -> "StepTable":
-        """Put columns into one table."""
         size = max((len(column.values) for column in columns.values()), default=0)
         counts = (c.values for name, c in columns.items() if name.endswith("_tokens"))
         largest = max((int(values.max(initial=0)) for values in counts), default=0)
@@ -60,17 +59,14 @@ class StepTable:
         return StepTable(rows, [*(columns["tool"].words if "tool" in columns else ()), None])
 
     def get(self, name: str) -> TraceColumn:
-        """One field of all steps."""
         kind = self.FIELDS[name]
         words: Any = self.tools[:-1] if kind == "word" else ()
         return TraceColumn(kind, self.rows[name], words)
 
     def row(self, number: int) -> StepRow:
-        """One row."""
         return self._read(self._bytes, number * self._size)
 
     def step(self, number: int) -> StepScript:
-        """One step."""
         prompt, shared, output, added, tool, ok, tool_s = self.row(number)
         return StepScript(prompt, shared, output, self.tools[tool], tool_s, OK[ok], added)
 

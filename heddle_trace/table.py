@@ -198,7 +198,6 @@ class Records(Table[TrajectoryRecord]):
 
     @classmethod
     def table_of(cls, steps: Columns) -> Columns:
-        """The columns as they are."""
         return steps
 
     def _steps(self, start: Ints, stop: Ints) -> Iterator[tuple[StepRecord, ...]]:
@@ -237,7 +236,6 @@ class Scripts(Table[TrajectoryScript]):
 
     @classmethod
     def table_of(cls, steps: Columns) -> StepTable:
-        """The columns in one array."""
         return StepTable.made(steps)
 
     def total(self, name: str) -> Ints:
@@ -267,14 +265,12 @@ class TableBuilder(Generic[TableT]):
         self._steps = ColumnsBuilder(kind.STEP_FIELDS, kind.STEP_VALUES)
 
     def add(self, row: Any) -> None:
-        """Add a row."""
         self.ids.append(self._id(row))
         self._waiting.append(row)
         if len(self._waiting) == _BLOCK:
             self._flush()
 
     def build(self) -> TableT:
-        """The rows so far."""
         self._flush()
         counts = np.array(self._counts, np.int64)
         stop = np.cumsum(counts)

@@ -20,7 +20,7 @@ from experiments.harness.running import run_missing
 from experiments.harness.store import Store
 from experiments.harness.values import Results
 from experiments.harness.verdicts import Judged
-from heddle.reports.notebook import Picture, picture
+from notebooks.tables import Picture, picture
 
 
 def verdicts(*figures: str) -> pd.DataFrame:

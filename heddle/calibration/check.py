@@ -12,8 +12,8 @@ from pathlib import Path
 from heddle.cluster.profiles import ClusterProfiles, load_cluster_profile
 from heddle.config import RunConfig
 from heddle.runs import Run, RunError
+from heddle.runs.conditions import other_cpu_share
 from heddle.runs.journal_buffer import JournalInMemory
-from heddle.runs.machine import other_cpu_share
 from heddle.runs.metrics import Measured, measure
 from heddle.runs.replay import check_allowed, check_trace
 from heddle.runs.tables import MEASURED

@@ -230,7 +230,7 @@ def _show(
 
     steps = [] if figure is None else waterfall(result)
     if figure:
-        from heddle.reports.waterfall_figure import draw_waterfall
+        from heddle.reports.result_figures import draw_waterfall
 
         gpus = result.profiles.hardware()
         title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"

@@ -92,7 +92,7 @@ def loop(
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
     if config.report.figure:
-        from heddle.reports.loop_figures import draw_regimes
+        from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, Path(config.report.figure))
     if as_json:

@@ -76,7 +76,7 @@ def show_clusters(
     from heddle.cli.show_plan import show_sizes
     from heddle.config_files import ConfigError
     from heddle.planning.sizing import size_clusters
-    from heddle.reports.sizes_figure import draw_sizes
+    from heddle.reports.result_figures import draw_sizes
     from heddle.reports.trace_figures import figure_path
 
     figure = Path(config.report.figure) if config.report.figure else None

@@ -25,9 +25,8 @@ from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
+from heddle.runs.conditions import lateness_note, load_note
 from heddle.runs.ideal import Ideal
-from heddle.runs.lateness import lateness_note
-from heddle.runs.machine import load_note
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 from heddle.workload import Workload

@@ -10,7 +10,7 @@ import rich_click as click
 
 from heddle.cli.profile_line import measured_runs
 from heddle.cli.tables import new_table, show
-from heddle.runs.machine import BUSY
+from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.memory import count_parameters, weight_bytes_per_gpu

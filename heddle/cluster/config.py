@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta
-
-from heddle.bounds import Amount, Count, Seconds, check_bounds
+from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.failures import faults_of
 from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
@@ -27,7 +25,7 @@ MAX_RANKS = 1024
 """More than any engine has; a larger number is a typing error."""
 PREFILL_THRESHOLD = 2048
 """Tokens; measured in docs/results.md."""
-MIN_REPORT_INTERVAL_S = 0.01
+MIN_REPORT_S = 0.01
 """Shorter than an iteration; more reports have no information and fill the journal."""
 
 
@@ -47,7 +45,7 @@ class ClusterConfig:
     """Model that the engines serve; `heddle policies list` lists those with a profile."""
     gpu: str = "h100"
     """GPU class of every engine."""
-    gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 8
+    gpus: Annotated[int, Bounds(1, MAX_GPUS)] = 8
     """GPUs in all; a multiple of `tp`."""
     engines: tuple[EnginePool, ...] = ()
     """Engines as a list of pools, `[[cluster.engines]]` with `gpu`, `gpus` or `count`, `tp`,
@@ -56,7 +54,7 @@ class ClusterConfig:
     pool: tuple[PoolConfig, ...] = ()
     """Pools of GPUs of several classes, in place of `gpu` and `gpus`: these are then the first
     class and the sum."""
-    tp: Count = 1
+    tp: Annotated[int, Bounds(1)] = 1
     """TP degree of the engines of policies that do not plan resources."""
     tp_choices: tuple[int, ...] | None = None
     """TP degrees that a planning policy may mix. None: those of the profile, up to `gpus`, whose
@@ -67,23 +65,23 @@ class ClusterConfig:
     expert_parallel: Literal["auto", "on", "off"] = "auto"
     """Whether engines spread the experts of a mixture-of-experts model over all their GPUs, as
     vLLM's `--enable-expert-parallel`. auto: as the model's profile has it."""
-    attention_dp: Annotated[int, Meta(ge=1, le=MAX_RANKS)] = 1
+    attention_dp: Annotated[int, Bounds(1, MAX_RANKS)] = 1
     """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
     times `tp` GPUs."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
-    prefill_tp: Count | None = None
+    prefill_tp: Annotated[int | None, Bounds(1)] = None
     """TP degree of engines that prefill. None: `tp`."""
-    prefill_threshold: Amount = PREFILL_THRESHOLD
+    prefill_threshold: Annotated[int, Bounds(0)] = PREFILL_THRESHOLD
     """A step with at most so many tokens beyond the KV on its decode engine is prefilled there;
     0: none is. With `roles` only."""
-    handover_fixed_s: Seconds | None = None
+    handover_fixed_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
     a migration in the profile."""
-    max_running: Annotated[int, Meta(ge=1, le=MAX_RUNNING)] = 100
+    max_running: Annotated[int, Bounds(1, MAX_RUNNING)] = 100
     """Steps that one engine runs at once."""
-    tool_capacity: Annotated[int, Meta(ge=1, le=1_000_000_000)] | None = None
+    tool_capacity: Annotated[int | None, Bounds(1, 1_000_000_000, none="no limit")] = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()
     """Pools of single tools, as ``bash=64`` or ``search=elastic:cold=0.3``; see docs/cluster.md.
@@ -91,9 +89,9 @@ class ClusterConfig:
     env_latency: str = ""
     """Added to every tool call, in seconds: ``2``, or ``10,5`` for a normal distribution of mean 10
     and standard deviation 5, cut at 0."""
-    report_interval_s: Annotated[float, Meta(ge=MIN_REPORT_INTERVAL_S, lt=1e9)] = REPORT_INTERVAL_S
+    report_interval_s: Annotated[float, Bounds(MIN_REPORT_S, below=1e9)] = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
-    engine_start_s: Seconds | None = None
+    engine_start_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Seconds from the start of an engine until it is ready, while a rollout runs. None: the
     measured time of the profile, or 60 without one.
 
@@ -101,19 +99,19 @@ class ClusterConfig:
     """
     standby_tp: tuple[int, ...] = ()
     """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
-    standby_start_s: Seconds | None = None
+    standby_start_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Seconds until an engine that was asleep is ready. None: 2.5, see docs/cluster.md."""
-    standby_gib: Annotated[float, Meta(ge=0.0, lt=1e6)] = 2.4
+    standby_gib: Annotated[float, Bounds(0, below=1e6)] = 2.4
     """GiB of a GPU that an engine asleep on it keeps, and that KV has not."""
     host_kv: HostKvScope = "none"
     """Host memory as a tier behind the GPUs' KV: `engine`, a tier for each engine, as vLLM's
     OffloadingConnector; `cluster`, one store for all engines, as MooncakeStoreConnector."""
-    host_kv_gib: Annotated[float, Meta(gt=0.0, lt=1e6)] = 64.0
+    host_kv_gib: Annotated[float, Bounds(above=0, below=1e6)] = 64.0
     """GiB of host memory for KV, for each GPU."""
-    host_kv_gb_per_s: Annotated[float, Meta(ge=0.001, lt=1e6)] | None = None
+    host_kv_gb_per_s: Annotated[float | None, Bounds(0.001, below=1e6)] = None
     """GB/s of a load from host memory, for each GPU of an engine. None: 41.7 for `engine`, 10.8
     for `cluster`: published figures, see docs/cluster.md."""
-    prediction_s: Seconds = 0.1
+    prediction_s: Annotated[float, Bounds(0, below=1e9)] = 0.1
     """Response time of a prediction service, in seconds; for `served` predictors only.
 
     The Heddle paper measured 0.10 (coding), 0.15 (search) and 0.27 (math); arXiv 2603.28101,
@@ -122,9 +120,9 @@ class ClusterConfig:
     failures: str = ""
     """Engines that die, as ``ENGINE@SECONDS`` with commas between: ``e0@120,e3@300``. Each is
     started again under a new name, ``e0+1``."""
-    restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 3
+    restarts: Annotated[int, Bounds(0, 1_000_000)] = 3
     """How often a failed engine is started again within `restart_window_s`; then it is given up."""
-    restart_window_s: Annotated[float, Meta(gt=0.0, lt=1e9)] = 600.0
+    restart_window_s: Annotated[float, Bounds(above=0, below=1e9)] = 600.0
     """Seconds for which a restart of an engine counts."""
     over_capacity: OverCapacityRule = "error"
     """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""

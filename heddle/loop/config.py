@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
+from heddle.bounds import Bounds
 from heddle.config import RunConfig
-from heddle.config_files import ConfigError
+from heddle.config_error import require
 from heddle.loop.settings import LoopSettings
 
 
@@ -18,22 +20,18 @@ class LoopConfig(LoopSettings):
 
     run: RunConfig
     regimes: tuple[str, ...]
-    train_gpus: int = 8
+    train_gpus: Annotated[int, Bounds(1)] = 8
     """GPUs of the trainer; those of the engines if they share them."""
     seeds: int = 1
 
     def __post_init__(self) -> None:
-        for condition, message in (
-            (bool(self.regimes), "--regimes names no regime"),
-            (
-                not self.run.cluster.pool,
-                "cluster.pool: the engines of a loop have GPUs of one class, which its trainer "
-                "takes its own from: give --gpu and --gpus in place of pools",
-            ),
-            (self.seeds >= 1, f"--seeds must be 1 or more, not {self.seeds}"),
-        ):
-            if not condition:
-                raise ConfigError(message)
+        require(bool(self.regimes), "--regimes names no regime")
+        require(
+            not self.run.cluster.pool,
+            "cluster.pool: the engines of a loop have GPUs of one class, which its trainer takes "
+            "its own from: give --gpu and --gpus in place of pools",
+        )
+        require(self.seeds >= 1, f"--seeds must be 1 or more, not {self.seeds}")
         LoopSettings.__post_init__(self)
 
 

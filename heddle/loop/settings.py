@@ -1,11 +1,9 @@
 """The section `[loop]` of a configuration: batches, trainer, environments and rewards."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from msgspec import Meta
-
-from heddle.bounds import Amount, Count, Seconds, Share, check_bounds
+from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.tool_pools import latency_of
 from heddle.config_error import ConfigError, require
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
@@ -18,22 +16,21 @@ SWITCH_TIMEOUT_S = 180.0
 
 MOST_BATCHES = 100_000
 MOST_PASSES = 10_000
-Retries: TypeAlias = Annotated[int, Meta(ge=0, le=1000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
     """An RL loop; only `heddle loop` and `heddle plan --regimes` read this."""
 
-    batches: Annotated[int, Meta(ge=2, le=MOST_BATCHES)] = 10
+    batches: Annotated[int, Bounds(2, MOST_BATCHES)] = 10
     """Batches to train; the first is not measured."""
-    groups: Count = 32
+    groups: Annotated[int, Bounds(1)] = 32
     """Prompts of a batch."""
-    samples: Count = 16
+    samples: Annotated[int, Bounds(1)] = 16
     """Trained samples of a prompt."""
     repeat: bool = False
     """Begin the trace again after its last prompt."""
-    train_gpus: Count | None = None
+    train_gpus: Annotated[int | None, Bounds(1)] = None
     """GPUs of the trainer; the engines have the others. None: a quarter of all."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
@@ -43,47 +40,47 @@ class LoopSettings:
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
-    optimizer_steps: Annotated[int, Meta(ge=1, le=MOST_PASSES)] = 1
+    optimizer_steps: Annotated[int, Bounds(1, MOST_PASSES)] = 1
     """Of a batch."""
-    logprob_passes: Annotated[int, Meta(ge=0, le=MOST_PASSES)] = 1
+    logprob_passes: Annotated[int, Bounds(0, MOST_PASSES)] = 1
     """Forward passes of a batch besides those of training: old policy, reference."""
     update_method: str = "nccl"
     """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None
     """Start of an environment: seconds; MEAN,SIGMA, normal and cut at 0; or
     lognormal:MEDIAN,SIGMA,MISS_RATE,MISS_MEDIAN, the last two optional. None: the trace's, or 0."""
-    env_capacity: Count | None = None
+    env_capacity: Annotated[int | None, Bounds(1, none="no limit")] = None
     """Starts at once; None: no limit."""
-    environments: Count | None = None
+    environments: Annotated[int | None, Bounds(1, none="no limit")] = None
     """Environments at once, from the request of their start until their trajectory has ended; None:
     no limit."""
-    env_failure_rate: Share = 0.0
+    env_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of starts that fail."""
-    env_timeout_s: Seconds | None = None
+    env_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Until a failed start is noticed; None: the time of a start."""
-    env_retries: Retries = 0
+    env_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Starts after a failed one, before the trajectory counts as failed."""
     reward_s: str | float | None = None
     """Time of a reward, as `env_start_s`."""
-    reward_gpus: Amount = 0
+    reward_gpus: Annotated[int, Bounds(0)] = 0
     """GPUs of the reward service."""
-    reward_per_gpu: Count | None = None
+    reward_per_gpu: Annotated[int | None, Bounds(1, none="the default")] = None
     """Rewards at once on each of them; None: `REWARDS_PER_GPU`."""
-    reward_capacity: Count | None = None
+    reward_capacity: Annotated[int | None, Bounds(1, none="no limit")] = None
     """Rewards at once of a service without GPUs; None: elastic."""
-    reward_cold_start_s: Seconds = 0.0
+    reward_cold_start_s: Annotated[float, Bounds(0, below=1e9)] = 0.0
     """Start of an instance of an elastic reward service."""
-    reward_keep_alive_s: Seconds | None = None
+    reward_keep_alive_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """An idle instance stays warm for so long; None: `heddle_sim.services.KEEP_ALIVE_S`."""
-    reward_failure_rate: Share = 0.0
+    reward_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of rewards that fail."""
-    reward_timeout_s: Seconds | None = None
+    reward_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Until a failed reward is noticed; None: the time of a reward."""
-    reward_retries: Retries = 0
+    reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
-    switch_failure_rate: Share = 0.0
+    switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
-    switch_timeout_s: Seconds | None = None
+    switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Until such a failure is noticed; None: `SWITCH_TIMEOUT_S`."""
 
     def __post_init__(self) -> None:

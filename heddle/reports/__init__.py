@@ -1,1 +1,1 @@
-"""What is shown of runs and traces: figures, the page, the Perfetto export, tables of notebooks."""
+"""What is shown of runs and traces: figures, the page, the Perfetto export."""

@@ -23,16 +23,15 @@ from heddle.config import RunConfig
 from heddle.config_files import from_builtins, to_builtins
 from heddle.cost.prices import RunCost
 from heddle.runs import files
+from heddle.runs.conditions import lateness_figures
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal
-from heddle.runs.lateness import lateness_figures
-from heddle.runs.manifest_fields import ManifestFields, Status
+from heddle.runs.manifest import ManifestFields, Status, why_unfinished
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
-from heddle.runs.status import why_unfinished
 from heddle.runs.tables import MEASURED
 from heddle.runs.written_files import check_hashes, check_sizes, list_files
 from heddle_core.journal import Entry, Sink

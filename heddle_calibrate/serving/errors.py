@@ -99,7 +99,6 @@ def by_clients(run: PredictedRun) -> str:
 
 
 def part_error(name: str, runs: Sequence[PredictedRun]) -> PartError:
-    """Sum up the errors of runs."""
     return PartError(
         part=name,
         runs=len(runs),
@@ -142,7 +141,6 @@ def predict_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
 
 
 def predicted(sample: ServingSample, constants: ServingConstants) -> PredictedRun:
-    """Predict a run with these constants."""
     return PredictedRun(
         row=sample.row,
         model=sample.model,

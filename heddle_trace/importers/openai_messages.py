@@ -50,7 +50,6 @@ class Usage(msgspec.Struct):
 
     @property
     def generated(self) -> int | None:
-        """Tokens generated."""
         return self.completion_tokens if self.completion_tokens is not None else self.output_tokens
 
     @property

@@ -217,7 +217,6 @@ class _Chains:
         return self._forgotten + self._join.forgotten
 
     def add(self, call: _Answered, sessions: Sessions[LoggedCall]) -> None:
-        """Add a call to its trajectory."""
         id = call.response.id
         if id is not None and id in self._links:
             self._context.notes.drop("responses that are logged a second time")

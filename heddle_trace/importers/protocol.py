@@ -29,7 +29,6 @@ class ImportContext:
     """Replaces the format's own name of the workload."""
 
     def workload_or(self, usual: str) -> str:
-        """The workload of a record."""
         return self.workload or usual
 
 

@@ -41,7 +41,6 @@ class Sessions(Generic[T]):
         self._db.close()
 
     def add(self, session: str, part: T) -> None:
-        """Append a part to a session."""
         self._pending.append((session, self._encode(part)))
         if len(self._pending) >= _BATCH:
             self._flush()

@@ -145,7 +145,6 @@ class SourceFile:
 
     @property
     def zipped(self) -> bool:
-        """Whether it is a zip archive."""
         with _as_trace_error(self.path), self.path.open("rb") as stream:
             return stream.read(4) == _ZIP
 

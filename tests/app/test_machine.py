@@ -8,7 +8,7 @@ import pytest
 
 from heddle import running
 from heddle.runs import load_run
-from heddle.runs.machine import load_figures, load_note, other_cpu_share
+from heddle.runs.conditions import load_figures, load_note, other_cpu_share
 from heddle_runtime.cpu_load import CpuLoad
 from tests.app.journals import Heddle
 

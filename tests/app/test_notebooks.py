@@ -12,8 +12,8 @@ import pytest
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig, RuntimeConfig
-from heddle.reports import notebook
 from heddle.runs import load_run
+from notebooks import tables as notebook
 from notebooks.execute import VARIES, differences, notebooks
 from tests.app.conftest import ROOT
 

@@ -21,7 +21,7 @@ from heddle.reports.page.verdict import verdict
 from heddle.reports.page.why import BINS, PARTS, course, why
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import Run, load_run
-from heddle.runs.lateness import lateness_figures
+from heddle.runs.conditions import lateness_figures
 from heddle.runs.record import record
 from heddle.runs.tables import union_s
 from heddle.simulation import simulate

@@ -14,12 +14,12 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig, RuntimeConfig
 from heddle.engines import engine_facts, vllm_settings
 from heddle.runs import load_run
-from heddle.runs.lateness import lateness_figures, lateness_note
+from heddle.runs.conditions import lateness_figures, lateness_note
 from heddle_core.events import EngineFailed, EngineReady, StepFinished, TrajectoryFinished
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_runtime.vllm.settings import VllmSettings
-from tests.app.journals import ONE_RUN, Heddle, run_of
+from tests.app.journals import Heddle
 from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -39,8 +39,8 @@ def test_a_fake_run_is_never_faster_than_its_simulation_and_makes_every_token(
     began_s = time.monotonic()
     run = row_of(heddle, trace, "--policy", policy, "--engines", 2)
     wall_s = time.monotonic() - began_s
-    told = heddle(*ONE_RUN, trace, "--policies", policy, "--gpus", 2, "--max-running", 2, "--json")
-    simulated = run_of(told)
+    told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
+    simulated = json.loads(told.stdout)
     assert run.keys() == simulated.keys()
     # A recorded second lasts a hundredth of a real one; how much longer depends on the machine.
     assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= wall_s / 0.01
@@ -86,19 +86,25 @@ def test_a_requested_failure_happens_and_loses_nothing(heddle: Heddle, trace: Pa
         (("--tp", "3"), "TP"),
         (("--set", "runtime.time_scale=0"), "time_scale must be more than 0"),
         (("--engine", "vllm"), "--model-dir"),
-        (("--set", "runtime.pin_s=-1"), "pin_s must be from 0 to"),
-        (("--set", "runtime.start_limit_s=0"), "start_limit_s must be more than 0"),
+        (("--set", "runtime.pin_s=-1"), "pin_s must be from 0 to 31,536,000 seconds"),
+        (
+            ("--set", "runtime.start_limit_s=0"),
+            "start_limit_s must be more than 0 and at most 31,536,000 seconds",
+        ),
         (("--set", "runtime.tool_limit_s=-1"), "tool_limit_s must be more than 0"),
         (
             ("--set", "runtime.tool_limit_s=inf"),
-            "tool_limit_s must be more than 0 and at most 31,536,000",
+            "tool_limit_s must be more than 0 and at most 31,536,000 seconds",
         ),
         (("--set", "runtime.tool_limit_s=nan"), "tool_limit_s must be more than 0"),
         (("--set", "runtime.time_scale=inf"), "time_scale must be more than 0"),
-        (("--set", "runtime.pin_s=inf"), "pin_s must be from 0 to 31,536,000"),
-        (("--set", "runtime.start_limit_s=inf"), "start_limit_s must be more than 0"),
-        (("--set", "runtime.max_context=-5"), "max_context must be from 1 to"),
-        (("--set", "runtime.max_batched_tokens=0"), "max_batched_tokens must be from 1 to"),
+        (("--set", "runtime.pin_s=inf"), "pin_s must be from 0 to 31,536,000 seconds"),
+        (
+            ("--set", "runtime.start_limit_s=inf"),
+            "start_limit_s must be more than 0 and at most 31,536,000 seconds",
+        ),
+        (("--set", "runtime.max_context=-5"), "max_context must be from 1"),
+        (("--set", "runtime.max_batched_tokens=0"), "max_batched_tokens must be from 1"),
         (("--set", "runtime.temperature=inf"), "temperature must be from 0 to 100"),
         (("--set", f"runtime.kv_mib={10**30}"), "runtime.kv_mib"),
         (("--policy", "nosuch"), "nosuch"),
@@ -265,12 +271,12 @@ def test_a_run_whose_event_loop_fell_behind_is_marked_and_every_reader_says_so(
     assert "comparable" in figures.stdout
     page = heddle("report", row["run"], "-o", tmp_path / "run.html")
     assert "not valid for comparison" in page.stderr
-    checked = heddle("profile", "check", row["run"], "--json")
+    checked = heddle("calibrate", "check", row["run"], "--json")
     assert "not valid for comparison" in checked.stderr
     assert json.loads(checked.stdout)["runs"][0]["late_share"] == row["late_share"]
 
 
 def test_a_simulated_run_is_never_late(heddle: Heddle, trace: Path):
-    done = heddle(*ONE_RUN, trace, "--json")
-    assert run_of(done)["late_share"] == 0.0
+    done = heddle("simulate", trace, "--json")
+    assert json.loads(done.stdout)["late_share"] == 0.0
     assert "late" not in done.stderr

@@ -8,7 +8,7 @@ from heddle.reports.colours import policy_dashes, policy_shade
 from heddle.reports.labels import labels
 from heddle.reports.tried import TriedSettings, tried_settings
 from heddle.runs import Run, RunError
-from heddle.runs.lateness import lateness_note
+from heddle.runs.conditions import lateness_note
 from heddle.runs.record import Record
 
 BoundOf: TypeAlias = Callable[[Run], Mapping[str, Any]]

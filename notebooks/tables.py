@@ -25,8 +25,7 @@ from heddle.planning.cluster_sizes import Sizes
 from heddle.planning.plan import Planned
 from heddle.reports.figures import draw
 from heddle.reports.labels import labels
-from heddle.reports.loop_figures import draw_regimes
-from heddle.reports.sizes_figure import draw_sizes
+from heddle.reports.result_figures import draw_regimes, draw_sizes
 from heddle.reports.trace_figures import draw_trace
 from heddle.running import run as run_here
 from heddle.runs import Run
