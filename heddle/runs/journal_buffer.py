@@ -30,7 +30,6 @@ from heddle.runs.journal_schema import (
 from heddle.runs.shape_keys import to_plain
 from heddle_core.commands import Command
 from heddle_core.events import Event
-from heddle_core.journal import Sink
 from heddle_core.plans import PlanProblem
 
 Values: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -338,12 +337,18 @@ class JournalBuffer:
 
 
 class JournalInMemory:
-    """The columns of a journal that is written to no file; `record` is a sink."""
+    """The columns of a journal that is written to no file; other classes are left out."""
 
     def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
         reader = self._reader = JournalReader(columns)
         rows = self._rows = JournalBuffer(on_full=lambda: reader.add(rows.take()))
-        self.record: Sink = rows.record
+        self._wanted = frozenset(layouts()[name].cls for name in columns)
+
+    def record(self, event: Event, commands: Sequence[Command]) -> None:
+        """See `JournalBuffer.record`."""
+        kept = [command for command in commands if command.__class__ in self._wanted]
+        if kept or event.__class__ in self._wanted:
+            self._rows.record(event, kept)
 
     def journal(self) -> Journal:
         """Return the columns so far."""
