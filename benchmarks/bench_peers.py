@@ -8,9 +8,9 @@ Without it a peer is looked for on PATH; one that is not found is left out.
 
 The load is a rollout of coding trajectories, 100 for each H100, Llama-3.1-8B at TP 1, at most 100
 running steps an engine and 8,192 tokens an iteration: 600 trajectories on 6 GPUs, or with --large
-6,400 on 64. CPU time is that of whole processes: Heddle's is `heddle simulate` with its journal,
-metrics and files. The same command on one trajectory is the start-up, which is taken off. Of a
-command that takes less than ten seconds the best of three counts in each round.
+6,400 on 64. CPU time is that of whole processes: Heddle's is `heddle compare` of one policy with
+its journal, metrics and files. The same command on one trajectory is the start-up, which is taken
+off. Of a command that takes less than ten seconds the best of three counts in each round.
 
 - AISimulate gets the same sessions (mooncake-delta: what each step adds, and the seconds of tools).
   It sends steps round robin, so that its prefix cache finds less and it prefills more.
@@ -177,11 +177,12 @@ def csv(rows: Sequence[Mapping[str, object]]) -> str:
 def heddle(folder: Path, policy: str, gpus: int) -> Tool:
     """This checkout."""
     options = ["--model", "llama-3.1-8b", "--gpus", str(gpus), "--max-running", str(MAX_RUNNING)]
-    options += ["--policy", policy, "--history", "none", "--seed", "0"]
-    command = [sys.executable, "-m", "heddle.cli", "simulate"]
+    options += ["--policies", policy, "--history", "none", "--seed", "0"]
+    options += ["--jobs", "1", "--set", "report.page=false"]
+    command = [sys.executable, "-m", "heddle.cli", "compare"]
 
     def outcome() -> tuple[int, float]:
-        summary = load_run(last(folder, f"{policy}-{ALL}/*")).summary
+        summary = load_run(last(folder, f"{policy}-{ALL}/*/*/")).summary
         return summary["steps"], summary["prefix_hit"]
 
     return Tool(

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from heddle.bounds import Bounds, check_bounds
-from heddle.cluster.config import ClusterConfig, require
+from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle.loop.settings import LoopSettings
 from heddle_core.defaults import HANG_S
+from heddle_core.estimate.ordered import Cost
+from heddle_core.solve.joint import Solver
 from heddle_trace.errors import TraceError
 from heddle_trace.tool_rules import read_tool_rule
 
@@ -49,11 +51,14 @@ class MissingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeConfig:
-    """Real engines; only `heddle run` and `heddle serve` read this."""
+    """Real engines, of `heddle run` and `heddle serve`, and what computes simulations."""
 
     engine: Literal["fake", "vllm", "http"] = "fake"
     """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
     run already, by URL, for `heddle serve`."""
+    executor: Literal["processes", "ray"] = "processes"
+    """Where simulated runs are computed: in processes here, or as tasks of a Ray cluster: that of
+    RAY_ADDRESS, else of this machine. `heddle compare` and `heddle loop` read this."""
     launcher: Literal["local", "ray"] = "local"
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     model_dir: str = ""
@@ -127,6 +132,11 @@ class ServeConfig:
     """GET /workers has the gateway alone: for vime, which aborts at the URLs listed."""
     render_options: tuple[str, ...] = ()
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
+    names: tuple[str, ...] = ()
+    """Names that requests may give for the model. Empty: the engines' own."""
+    open_to_all: bool = False
+    """Without an API key on an address that others reach: every client that can connect may use it
+    and control its engines."""
     fake_tokens: Annotated[int, Bounds(1)] = 128
     """Mean length of a generation of fake engines."""
     fake_replies: str = ""
@@ -144,11 +154,19 @@ class PolicyConfig:
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
     puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
+    planner: Solver = "portfolio"
+    """How `heddle plan` searches, as do `cost` and `predictor` of it alone; parts of a policy that
+    runs are named by ``+PART``."""
+    cost: Cost = "context"
+    """Cost estimate of a group: with contexts, KV and tools, or as published, F by the group's size
+    or simulated."""
+    predictor: str = "learned"
+    """What predicts lengths; `oracle` takes the true ones."""
     tags: tuple[str, ...] = ()
     """GPU classes of tasks, as ``swe=h800``, for policies that place tasks by tags."""
 
     def __post_init__(self) -> None:
-        require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies`")
+        require(bool(self.preset.strip()), "preset must name a policy; see `heddle policies list`")
         self.tagged()
 
     def tagged(self) -> Mapping[str, str]:
@@ -185,7 +203,7 @@ class RunConfig:
     serve: ServeConfig = field(default_factory=ServeConfig)
     """Clients of `heddle serve`."""
     loop: LoopSettings = field(default_factory=LoopSettings)
-    """An RL loop around the rollout, of `heddle loop` and `heddle plan --loop`."""
+    """An RL loop around the rollout, of `heddle loop` and `heddle plan --regimes`."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a GPU and hour by GPU class, in place of those that `heddle prices` lists."""
 

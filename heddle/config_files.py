@@ -1,4 +1,4 @@
-"""TOML files and command-line options into a `RunConfig`, strictly.
+"""TOML files and command-line options into a `Config`, strictly.
 
 Order: defaults in the dataclasses, then files left to right, then ``key=value`` settings. An
 unknown key, a wrong type and a bad value each name the file or option, the key and the remedy.
@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from heddle.cluster.gpu_pools import read_pool
+from heddle.command_config import Config
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError as ConfigError
 
 Values: TypeAlias = dict[str, Any]
+Kind = TypeVar("Kind", bound=RunConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,37 +84,44 @@ def option_value(key: str, value: Any, label: str) -> ConfigSource:
     return ConfigSource(label, value)
 
 
-def resolve(sources: Sequence[ConfigSource]) -> RunConfig:
+def resolve(sources: Sequence[ConfigSource]) -> Config:
     """Merge the sources, later ones winning, over the defaults.
 
     Raises:
         ConfigError: for the first source with an unknown key or a value that does not fit.
     """
+    return _resolved(sources, Config)
+
+
+def _resolved(sources: Sequence[ConfigSource], kind: type[Kind]) -> Kind:
     merged: Values = {}
     origin: dict[str, str] = {}
-    for source in map(_with_tables, sources):
-        _refuse_unknown(source.values, RunConfig, "", source.label)
+    for source in sources:
+        _refuse_unknown(source.values, kind, "", source.label)
         _merge(merged, source.values, "", source.label, origin)
     if "trace" not in merged:
         raise ConfigError(
             'no trace is named: give its path, or set trace = "path" in the TOML file'
         )
     _refuse_pools_beside(merged, origin)
+    if merged.get("cluster", {}).get("engines"):
+        # The least: engines that are listed say how many GPUs there are.
+        merged["cluster"].setdefault("gpus", 1)
     try:
-        return msgspec.convert(merged, RunConfig)
+        return msgspec.convert(merged, kind)
     except msgspec.ValidationError as e:
         raise ConfigError(_explain(str(e), origin)) from None
 
 
 def to_builtins(config: RunConfig) -> Values:
-    """Return every value in force as plain data, for ``config.resolved.json``."""
+    """Return every value in force of a run as plain data, for ``config.resolved.json``."""
     values: Values = msgspec.to_builtins(config)
-    return values
+    return {f.name: values[f.name] for f in dataclasses.fields(RunConfig)}
 
 
 def from_builtins(values: Mapping[str, Any], label: str) -> RunConfig:
     """Read back what `to_builtins` wrote."""
-    return resolve([ConfigSource(label, values)])
+    return _resolved([ConfigSource(label, values)], RunConfig)
 
 
 def _fields(cls: type) -> dict[str, type | None]:
@@ -131,42 +139,26 @@ def _tables(cls: type, key: str) -> type | None:
     return each if isinstance(each, type) and dataclasses.is_dataclass(each) else None
 
 
-def _with_tables(source: ConfigSource) -> ConfigSource:
-    """Read pools that are written as text, "h100:8:tp=2", into tables.
-
-    Raises:
-        ConfigError: one is no pool.
-    """
-    cluster = source.values.get("cluster")
-    pools = cluster.get("pool") if isinstance(cluster, Mapping) else None
-    listed = [pools] if isinstance(pools, str) else pools
-    if not isinstance(listed, list) or not any(isinstance(pool, str) for pool in listed):
-        return source
-    try:
-        tables = [read_pool(pool) if isinstance(pool, str) else pool for pool in listed]
-    except ValueError as error:
-        raise ConfigError(f"{source.label}: cluster.pool: {error}") from None
-    values = {**source.values, "cluster": {**source.values["cluster"], "pool": tables}}
-    return ConfigSource(source.label, values)
-
-
 def _refuse_pools_beside(merged: Values, origin: Mapping[str, str]) -> None:
-    """Refuse another GPU class or number of GPUs beside pools, which say both.
+    """Refuse another GPU type or number of GPUs beside pools and lists of engines, which say both.
 
     Raises:
         ConfigError: there is one.
     """
     cluster = merged.get("cluster", {})
-    pools = cluster.get("pool")
+    key = "engines" if cluster.get("engines") else "pool"
+    pools = cluster.get(key)
     if not pools or not isinstance(pools, list) or not all(isinstance(p, Mapping) for p in pools):
         return
+    if any("count" in pool or pool.get("role", "both") != "both" for pool in pools):
+        return  # The trainer of a loop has the other GPUs; `ClusterConfig` counts the engines.
     counts = [pool.get("gpus", 0) for pool in pools]
     implied = {"gpu": pools[0].get("gpu"), "gpus": sum(c for c in counts if isinstance(c, int))}
-    for key, value in implied.items():
-        if cluster.get(key, value) != value:
+    for name, value in implied.items():
+        if value is not None and cluster.get(name, value) != value:
             raise ConfigError(
-                f"{origin[f'cluster.{key}']}: sets cluster.{key} = {cluster[key]}, and the pools "
-                f"of {origin['cluster.pool']} have {value}: leave one of them out"
+                f"{origin[f'cluster.{name}']}: sets cluster.{name} = {cluster[name]}, and the "
+                f"pools of {origin[f'cluster.{key}']} have {value}: leave one of them out"
             )
 
 
@@ -176,6 +168,9 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
     for key, value in values.items():
         if key == _PRICES and not prefix:
             _check_prices(value, label)
+            continue
+        if key == _REGIMES and not prefix:
+            _check_regimes(value, label)
             continue
         if key not in known:
             near = get_close_matches(key, known, n=1)
@@ -201,8 +196,8 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         _refuse_unknown(value, section, f"{prefix}{key}.", label)
 
 
-_PRICES = "prices"
-"""The section whose keys are free: GPU classes."""
+_PRICES, _REGIMES = "prices", "regimes"
+"""Sections whose keys are free: GPU classes, and names of regimes."""
 MAX_PRICE = 100_000
 """Dollars of a GPU and hour; more is a typing error."""
 
@@ -217,6 +212,15 @@ def _check_prices(values: Any, label: str) -> None:
             raise ConfigError(
                 f"{label}: prices.{name} must be from 0 to below {MAX_PRICE:,}, not {value!s:.20}"
             )
+
+
+def _check_regimes(values: Any, label: str) -> None:
+    tables = values.values() if isinstance(values, Mapping) else [None]
+    if not all(isinstance(table, Mapping) and "regime" in table for table in tables):
+        raise ConfigError(
+            f"{label}: regimes has a section for each regime of yours: write [regimes.NAME] with "
+            'regime = "areal", and its parameters'
+        )
 
 
 def _merge(
@@ -248,7 +252,7 @@ def _explain(message: str, origin: Mapping[str, str]) -> str:
 
 def _hint(key: str) -> Any:
     """The type of a key; None if there is no such key."""
-    hint: Any = RunConfig
+    hint: Any = Config
     for part in filter(None, key.split(".")):
         hint = typing.get_type_hints(hint).get(part) if dataclasses.is_dataclass(hint) else None
     return hint

@@ -56,7 +56,7 @@ def engine_facts(
     if runtime.launcher == "ray":  # they were checked on their nodes
         return _vllm_facts(config)
     settings = vllm_settings(config)
-    tps = (*(cluster.mix or (cluster.tp,) * cluster.engines), *cluster.prefill_tps)
+    tps = (*(cluster.mix or (cluster.tp,) * cluster.engine_count), *cluster.prefill_tps)
     checked = check_engines(settings, tp_degrees=tps, largest_tokens=largest_tokens)
     for tp in planned_tps:
         try:

@@ -17,7 +17,7 @@ from heddle.runs.conditions import load_figures
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
-from heddle_core.events import EngineReady, Event, TrajectoryFinished
+from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
 from heddle_core.parts.planner import GivenEngines
 from heddle_rollout.core import RecordedCore
@@ -81,12 +81,11 @@ def simulate(
     out: Path = Path("runs"),
     config_text: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
-    on_engines: Callable[[int], None] | None = None,
 ) -> RunResult:
     """Replay a trace under a policy on a simulated cluster, into a new run directory in `out`.
 
     `on_progress` is called a few hundred times, with the numbers of finished and of all
-    trajectories; `on_engines` with the number of engines that became ready, once in 1,000.
+    trajectories.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before a directory is made.
@@ -104,8 +103,6 @@ def simulate(
         sink = opened.directory.record
         if on_progress is not None:
             sink = _counting(sink, workload.trajectories, on_progress)
-        if on_engines is not None:
-            sink = _counting_engines(sink, on_engines)
         core = RecordedCore(setup.controller(), sink)
         with policy_errors(setup.policy):
             simulate_rollout(workload.scripts, core, setup.simulation)
@@ -210,20 +207,5 @@ def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -
             done += 1
             if done % every == 0 or done == total:
                 on_progress(done, total)
-
-    return counted
-
-
-def _counting_engines(sink: Sink, on_engines: Callable[[int], None]) -> Sink:
-    """Pass on to `sink`, and report the number of engines that became ready, once in 1,000."""
-    ready = 0
-
-    def counted(event: Event, commands: Sequence[Command]) -> None:
-        nonlocal ready
-        sink(event, commands)
-        if event.__class__ is EngineReady:
-            ready += 1
-            if ready % 1_000 == 0:
-                on_engines(ready)
 
     return counted

@@ -236,7 +236,7 @@ def read_sweep(path: Path) -> Sweep:
     if schema != SCHEMA:
         raise SweepError(
             f"{path}: its schema is {schema!r}, not {SCHEMA!r}; give a file that "
-            f"`heddle calibrate measure` of this version wrote"
+            f"`heddle profile measure` of this version wrote"
         )
     try:
         sweep = msgspec.json.decode(text, type=Sweep)

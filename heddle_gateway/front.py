@@ -146,7 +146,7 @@ class Front:
             raise ApiError(
                 403,
                 "without an admin key, engines and control are for calls from the gateway's own "
-                "machine: start it with --admin-key and give that",
+                "machine: start it with HEDDLE_ADMIN_KEY in its environment and give that",
                 kind="permission_error",
             )
         key = (settings.admin_key if admin else "") or settings.api_key

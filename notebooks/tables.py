@@ -200,7 +200,7 @@ def run(config: RunConfig, out: Path) -> RunResult:
 def measure(config: RunConfig, out: Path, *, max_running: int, max_context: int) -> Sweep:
     """Sweep the engines of `config.runtime` at `config.cluster.tp` and write the sweep to `out`.
 
-    As `heddle calibrate measure --sweep small`, without its progress. Real engines take minutes,
+    As `heddle profile measure --sweep small`, without its progress. Real engines take minutes,
     fake ones seconds.
 
     Raises:

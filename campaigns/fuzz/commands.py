@@ -23,42 +23,45 @@ class Template:
     """Less for a command that takes long."""
 
 
+ONE_RUN: Final = ("compare", "--policies", "verl")
 LOG: Final = "LOG"
 """Stands for one of the logs."""
 
 TEMPLATES: Final = (
-    Template(("trace", "validate", "in.jsonl"), ("in.jsonl",), 60),
+    Template(("trace", "check", "in.jsonl"), ("in.jsonl",), 60),
     Template(("trace", "describe", "in.jsonl"), ("in.jsonl",), 30),
-    Template(("trace", "validate", "in.jsonl.gz"), ("in.jsonl.gz",), 30),
+    Template(("trace", "check", "in.jsonl.gz"), ("in.jsonl.gz",), 30),
     Template(("trace", "describe", "in.jsonl.gz", "--json"), ("in.jsonl.gz",), 20),
     Template(
-        ("trace", "resample", "in.jsonl", "--groups", "2", "--samples", "2", "-o", "out.jsonl"),
+        ("trace", "resample", "in.jsonl", "2", "2", "-o", "out.jsonl"),
         ("in.jsonl",),
     ),
     Template(("trace", "import", LOG, "-o", "out.jsonl"), ("logs",), 60),
-    Template(("trace", "import", LOG, "--skip-bad", "-o", "out.jsonl"), ("logs",), 40),
-    Template(("trace", "extract", "run", "-o", "out.jsonl"), ("run",), 20),
-    Template(("simulate", "in.jsonl", *CLUSTER), ("in.jsonl",), 20),
-    Template(("simulate", "in.jsonl", "-c", "in.toml"), ("in.toml", "in.jsonl"), 30),
     Template(
-        ("simulate", "in.jsonl", "--model", "profile.json", *CLUSTER),
+        ("trace", "import", LOG, "--set", "logs.skip_bad=true", "-o", "out.jsonl"), ("logs",), 40
+    ),
+    Template(("trace", "extract", "run", "-o", "out.jsonl"), ("run",), 20),
+    Template((*ONE_RUN, "in.jsonl", *CLUSTER), ("in.jsonl",), 20),
+    Template((*ONE_RUN, "in.jsonl", "-c", "in.toml"), ("in.toml", "in.jsonl"), 30),
+    Template(
+        (*ONE_RUN, "in.jsonl", "--model", "profile.json", *CLUSTER),
         ("profile.json", "in.jsonl"),
         20,
     ),
     Template(
-        ("simulate", "in.jsonl", "--policy", "heddle", "--history", "h.jsonl", *CLUSTER),
+        (*ONE_RUN, "in.jsonl", "--policies", "heddle", "--history", "h.jsonl", *CLUSTER),
         ("in.jsonl",),
     ),
     Template(("replay", "run"), ("run",), 30),
     Template(("report", "run", "--json"), ("run",), 1),
-    Template(("calibrate", "check", "run"), ("run",)),
-    Template(("calibrate", "fit", "profile.json", "-o", "out.json"), ("profile.json",)),
+    Template(("profile", "check", "run"), ("run",)),
+    Template(("profile", "fit", "profile.json", "-o", "out.json"), ("profile.json",)),
     Template(
         ("profile", "from-config", "model.json", "--gpu", "h100", "-o", "out.json"),
         ("model.json",),
         20,
     ),
-    Template(("predict", "describe", "model.heddle"), ("model.heddle",), 30),
+    Template(("predict", "evaluate", "model.heddle"), ("model.heddle",), 30),
     Template(("predict", "evaluate", "model.heddle", "in.jsonl"), ("model.heddle", "in.jsonl"), 20),
     Template(("predict", "fit", "in.jsonl", "--output", "out.heddle"), ("in.jsonl",)),
 )
@@ -66,7 +69,6 @@ OUTPUTS: Final = ("out.jsonl", "out.json", "out.heddle")
 """Written whole by a command that succeeds, and not at all by one that fails."""
 
 BY_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
-    ("simulate",): ("in.jsonl", *CLUSTER),
     ("compare",): ("in.jsonl", "--policies", "verl", *CLUSTER),
     ("plan",): ("in.jsonl", *CLUSTER),
     ("loop",): (
@@ -81,17 +83,17 @@ BY_OPTIONS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
         "loop.samples=1",
     ),
     ("trace", "synth"): ("coding", "--trajectories", "4", "-o", "out.jsonl"),
-    ("trace", "resample"): ("in.jsonl", "--groups", "2", "--samples", "2", "-o", "out.jsonl"),
+    ("trace", "resample"): ("in.jsonl", "2", "2", "-o", "out.jsonl"),
     ("trace", "import"): ("logs/openai_chat.jsonl", "-o", "out.jsonl"),
-    ("trace", "validate"): ("in.jsonl",),
+    ("trace", "check"): ("in.jsonl",),
     ("profile", "from-config"): ("model.json", "--gpu", "h100", "-o", "out.json"),
     ("predict", "evaluate"): ("model.heddle", "in.jsonl"),
-    ("calibrate", "check"): ("run",),
-    ("policies",): (),
+    ("profile", "check"): ("run",),
+    ("policies", "list"): (),
     ("prices",): (),
 }
 """Commands whose options are drawn, with what they need."""
-NOT_DRAWN: Final = ("jobs", "executor", "help", "figure", "perfetto", "simulate")
+NOT_DRAWN: Final = ("jobs", "help", "figure")
 """Options that start processes or draw figures, and those that take long by their meaning."""
 NO_UTF8: Final = "(no UTF-8)"
 """Stands for an argument of one byte that is no UTF-8, which a file of cases cannot hold."""

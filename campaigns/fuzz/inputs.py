@@ -84,14 +84,17 @@ def originals() -> dict[str, bytes]:
         trace.write_bytes(_lines(_trace()))
         done = CliRunner().invoke(
             main,
-            ["simulate", str(trace), "--json", "--out", str(folder / "runs"), *CLUSTER],
+            [
+                *("compare", str(trace), "--policies", "verl", "--json"),
+                *("--out", str(folder / "runs"), *CLUSTER),
+            ],
         )
         assert done.exit_code == 0, done.output
-        run = Path(json.loads(done.stdout)["run"])
+        run = Path(json.loads(done.stdout)["runs"][0]["run"])
         packed = folder / "in.jsonl.gz"
         done = CliRunner().invoke(
             main,
-            ["trace", "resample", str(trace), "--groups", "2", "--samples", "2", "-o", str(packed)],
+            ["trace", "resample", str(trace), "2", "2", "-o", str(packed)],
         )
         assert done.exit_code == 0, done.output
         return {

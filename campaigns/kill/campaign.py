@@ -30,11 +30,11 @@ from heddle.runs import load_run
 from heddle.runs.files import RunError
 
 COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "simulate": ("simulate", "in.jsonl", *CLUSTER),
-    "simulate heddle": (
-        "simulate",
+    "one run": ("compare", "in.jsonl", "--policies", "verl", *CLUSTER),
+    "one run of heddle": (
+        "compare",
         "in.jsonl",
-        "--policy",
+        "--policies",
         "heddle",
         "--set",
         "cluster.failures=e0@1",
@@ -43,7 +43,7 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "compare": ("compare", "in.jsonl", "--policies", "verl,slime", "--jobs", "1", *CLUSTER),
     "synth": ("trace", "synth", "coding", "--trajectories", "16", "-o", "out.jsonl.gz"),
     "resample": (
-        *("trace", "resample", "in.jsonl", "--groups", "2", "--samples", "2"),
+        *("trace", "resample", "in.jsonl", "2", "2"),
         *("-o", "out.jsonl"),
     ),
     "import": ("trace", "import", "logs/openai_chat.jsonl", "-o", "out.jsonl"),

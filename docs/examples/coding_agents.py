@@ -113,7 +113,7 @@ def solve(folder: Path, url: str, seed: int) -> tuple[str, int]:
 @contextmanager
 def gateway(words: list[str], out: Path) -> Iterator[dict[str, Any]]:
     """Start a gateway; yield its `url` and `run`, and at the end add the figures of its run."""
-    words = [*words, "--json", "--port", "0", "--name", "tiny", "--out", str(out)]
+    words = [*words, "--json", "--port", "0", "--set", "serve.names=['tiny']", "--out", str(out)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             found: dict[str, Any] = json.loads(process.stdout.readline() or sys.exit("no gateway"))

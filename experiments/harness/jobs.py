@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from experiments.harness.pools import read_pool
 from heddle.cluster.config import ClusterConfig
-from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.config import MissingConfig
 
 SCHEMA = "heddle.experiment-run/2"
@@ -171,7 +171,7 @@ def _planned_run(
 ) -> PlannedRun:
     model, workload = str(values["model"]), str(values["workload"])
     # Pools as one text, since a list is an axis: "h800:24 h20:8".
-    pools = tuple(PoolConfig(**read_pool(text)) for text in (values["pool"] or "").split())
+    pools = tuple(read_pool(text) for text in (values["pool"] or "").split())
     gpus = sum(pool.gpus for pool in pools) or values["gpus"] or size.gpus
     tp = values["tp"] or BASELINE_TP[model]
     per_gpu = values["tool_capacity_per_gpu"]

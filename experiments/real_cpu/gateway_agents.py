@@ -6,7 +6,7 @@ Each agent follows one trajectory of a shrunk trace: it sends its steps to the g
 waits as long as its tools took, and finishes its session. Two engines; the policies are `heddle`,
 `slime` (each step to the engine with the fewest) and `sticky_least_loaded`, in turn. The makespan
 is the agents': from the first request to the last answer. Beside it stands that of `heddle
-simulate` on the same trace, with the same profile. What counts is the ratio of two makespans.
+compare` on the same trace, with the same profile. What counts is the ratio of two makespans.
 
 By default engines are simulated under the real clock, with the latencies of a shipped profile: what
 differs from the simulation is the gateway and HTTP. With --real they are vLLM engines on CPU with a
@@ -135,14 +135,14 @@ async def served(gateway: GatewayProcess, scripts: Sequence[TrajectoryScript]) -
 
 
 def simulated(trace: Path, policy: str, options: Sequence[object]) -> float:
-    """The makespan that `heddle simulate` gives."""
+    """The makespan that `heddle compare` gives."""
     found = json.loads(
         replays.heddle(
-            *("simulate", trace, "--policy", policy, "--json", "--gpus", 2, "--tp", 1),
+            *("compare", trace, "--policies", policy, "--json", "--gpus", 2, "--tp", 1),
             *("--out", trace.parent / "simulated", *options),
         )
     )
-    return float(found["makespan_s"])
+    return float(found["runs"][0]["makespan_s"])
 
 
 def table(measured: dict[str, list[float]], predicted: dict[str, float]) -> Iterator[str]:

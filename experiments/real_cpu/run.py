@@ -98,11 +98,12 @@ def prepare(sweep: str) -> Path:
         for path in swept:
             if not path.exists():
                 heddle(
-                    *("calibrate", "measure", "--engine", "vllm", "--model-dir", model),
-                    *("--sweep", sweep, "--max-running", MAX_RUNNING, "--max-context", 4096),
-                    *("--set", f"runtime.max_context={CONTEXT}", "-o", path, "--force"),
+                    *("profile", "measure", "--engine", "vllm", "--model-dir", model),
+                    *("--set", f"profile.sweep={sweep}", "--max-running", MAX_RUNNING),
+                    *("--set", "profile.max_context=4096"),
+                    *("--set", f"runtime.max_context={CONTEXT}", "-o", path),
                 )
-        print(heddle("calibrate", "fit", *swept, "-o", profile, "--force"))
+        print(heddle("profile", "fit", *swept, "-o", profile, "--force"))
     return profile
 
 

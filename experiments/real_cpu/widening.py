@@ -84,12 +84,16 @@ def prepare() -> None:
         write_trace(path, [shrunk(record, SHRINK) for record in records])
     if not SWEEP.exists():
         heddle(
-            *("calibrate", "measure", "--engine", "vllm", "--model-dir", MODEL, "--tp", "1,2"),
-            *("--sweep", "quick", "--max-running", MAX_RUNNING, "--max-context", SWEPT_CONTEXT),
-            *("-o", SWEEP, "--force"),
+            *("profile", "measure", "--engine", "vllm", "--model-dir", MODEL, "--tp", "1,2"),
+            *("--set", "profile.sweep=quick", "--max-running", MAX_RUNNING),
+            *("--set", f"profile.max_context={SWEPT_CONTEXT}", "-o", SWEEP),
         )
     # TP 2 on shared cores varies by more than the bound of a usual fit.
-    print(heddle("calibrate", "fit", SWEEP, "-o", PROFILE, "--max-error", 100, "--force"))
+    print(
+        heddle(
+            "profile", "fit", SWEEP, "-o", PROFILE, "--set", "profile.max_fit_error=100", "--force"
+        )
+    )
     profile = json.loads(PROFILE.read_text().replace(f"{HERE}/", ""))
     narrow, wide = (profile["tables"][tp]["belief"] for tp in ("1", "2"))
     for term in ("t0_s", "t1_s", "t2_s", "prefill_s"):

@@ -98,7 +98,7 @@ def regime_of(config: TrainConfig) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.engines * cluster.max_running,
+            slots=cluster.engine_count * cluster.max_running,
             colocated=False,
         ),
     )

@@ -5,7 +5,7 @@ from statistics import fmean
 import click
 
 from experiments.real_training.training import TrainedBatch, TrainResult
-from heddle.cli.show import new_table, show
+from heddle.cli.tables import new_table, show
 
 _HEAD = "step  seconds  reward staleness     loss  train_s     gap"
 

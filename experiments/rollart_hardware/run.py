@@ -10,10 +10,10 @@ import heddle
 from experiments.harness.drawing import COLOURS, MARKERS, page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import FIRST_SEED, Computation, Rollout, Size
+from experiments.harness.pools import read_pool
 from experiments.harness.running import records_of
 from experiments.harness.values import exactly
 from heddle.cluster.config import ClusterConfig
-from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import prepare
 from heddle_trace import write_trace
@@ -86,7 +86,7 @@ def _simulated(run: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _cluster(run: Mapping[str, Any]) -> ClusterConfig:
-    pools = tuple(PoolConfig(**read_pool(text)) for text in run["pool"].split())
+    pools = tuple(read_pool(text) for text in run["pool"].split())
     only = pools[0]
     return ClusterConfig(
         model=run["model"],

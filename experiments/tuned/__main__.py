@@ -13,7 +13,7 @@ from experiments.harness.running import run_missing
 from experiments.harness.store import Store
 from experiments.tuned.cells import CELLS, PlannedCell, Row, planned, rows, summaries
 from heddle.cli.progress import progress
-from heddle.cli.show import new_table, show
+from heddle.cli.tables import new_table, show
 from heddle.cluster.config import HostKvScope
 from heddle.executor import WorkerError
 

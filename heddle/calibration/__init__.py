@@ -1,1 +1,1 @@
-"""`heddle calibrate`: measuring engines, and checking a profile by a run."""
+"""`heddle profile`: measuring engines, and checking a profile by a run."""

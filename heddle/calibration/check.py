@@ -1,4 +1,4 @@
-"""`heddle calibrate check`: a run on engines beside its simulation.
+"""`heddle profile check`: a run on engines beside its simulation.
 
 A run is simulated again with its own trace, configuration, policy, seed and context, on engines of
 the profile. They have the KV space and the failures of the run's own engines, and a search for a

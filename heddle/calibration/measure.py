@@ -1,4 +1,4 @@
-"""`heddle calibrate measure`: sweeps of real or fake engines, and the conditions of each."""
+"""`heddle profile measure`: sweeps of real or fake engines, and the conditions of each."""
 
 import asyncio
 import platform
@@ -74,7 +74,7 @@ def choose_sweep(
     context = min(limits[1], most) if max_context is None else max_context
     for option, value, high in (
         ("--max-running", running, MAX_RUNNING),
-        ("--max-context", context, most),
+        ("profile.max_context", context, most),
     ):
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")

@@ -1,7 +1,6 @@
 """The command line. Verbs import their modules when they run, so that help is fast."""
 
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -17,29 +16,22 @@ from heddle.signals import terminate_on_signals
 
 VERBS = {
     "demo": "heddle.cli.demo:demo",
-    "try": "heddle.cli.try_logs:try_logs",
     "compare": "heddle.cli.compare:compare",
+    "plan": "heddle.cli.plan:plan",
     "loop": "heddle.cli.loop:loop",
-    "simulate": "heddle.cli.simulate:simulate",
     "run": "heddle.cli.run:run",
     "serve": "heddle.cli.serve:serve",
-    "plan": "heddle.cli.plan:plan",
+    "report": "heddle.cli.report:report",
     "replay": "heddle.cli.replay:replay",
     "runs": "heddle.cli.runs:runs",
-    "report": "heddle.cli.report:report",
-    "trace": "heddle.cli.trace:trace",
-    "calibrate": "heddle.cli.calibrate:calibrate",
-    "profile": "heddle.cli.profile:profile",
-    "predict": "heddle.cli.predict:predict",
+    "config": "heddle.cli.config:config",
     "policies": "heddle.cli.policies:policies",
     "regimes": "heddle.cli.regimes:regimes",
     "prices": "heddle.cli.prices:prices",
+    "trace": "heddle.cli.trace:trace",
+    "profile": "heddle.cli.profile:profile",
+    "predict": "heddle.cli.predict:predict",
 }
-
-VERBS_THAT_WENT: Mapping[str, str] = {
-    "train": "python -m experiments real_training, in a checkout of Heddle",
-}
-"""Verbs of heddle 0.1, and what takes their place."""
 
 
 class Verbs(click.RichGroup):
@@ -65,9 +57,6 @@ class Verbs(click.RichGroup):
         try:
             return super().resolve_command(ctx, args)
         except NoSuchCommand as error:
-            if (now := VERBS_THAT_WENT.get(error.command_name)) is not None:
-                said = f"`heddle {error.command_name}` is no command any more: {now}"
-                raise click.UsageError(said, ctx) from None
             raise NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
@@ -109,8 +98,8 @@ def main() -> None:
 
     \b
     heddle demo                       compare policies on a shipped trace
-    heddle try logs/                  from your logs to a comparison and a plan
     heddle compare rollout.jsonl.gz   compare policies on a trace of your own
+    heddle compare logs/              the same on a rollout drawn from your logs
     heddle runs                       list what has run
     """
 

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
-from heddle.cli.options import executor, objective, replayed, take_config
+from heddle.cli.logs import with_rollout
+from heddle.cli.options import replayed, take_replayed
 from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
 from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
     from heddle.cli.progress import ProgressBar
+    from heddle.command_config import Config
     from heddle.comparison.compare import Comparison
     from heddle.comparison.tuning import Choice
     from heddle.config import RunConfig
-    from heddle.cost.objective import Objective
-    from heddle.executor_choice import ExecutorKind
 
-SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles")
+SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles", "policy.parts")
 POLICIES: Final = "verl,slime,heddle"
 FEW: Final = 8
 """Trajectories of an engine below which makespans are those of single trajectories."""
@@ -36,24 +36,8 @@ FEW: Final = 8
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each policy")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
-@executor
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-@click.option(
-    "--report/--no-report",
-    "with_page",
-    default=None,
-    help="Write report.html beside the runs [with a table; not with --json]",
-)
 @sweep_option(*SWEPT)
-@objective
-@click.option(
-    "--waterfall",
-    "figure",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    metavar="FILE",
-    help="Draw what each part of heddle adds to a baseline (--policies) [verl]; .png, .svg or .pdf",
-)
 @replayed
 def compare(
     sources: tuple[str, ...],
@@ -62,13 +46,9 @@ def compare(
     seeds: int,
     seed: int | None,
     jobs: int | None,
-    executor: "ExecutorKind",
     sweeps: tuple[str, ...],
-    objective: "Objective",
-    figure: Path | None,
     out: Path,
     as_json: bool,
-    with_page: bool | None,
     **options: Any,
 ) -> None:
     """Replay a trace under several policies on the same cluster and put the results side by side.
@@ -76,51 +56,58 @@ def compare(
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy. With several seeds, the spread is the 95 % confidence interval of the mean.
 
+    One policy with one seed is a run, and all its figures are printed. In place of a trace, LOGS
+    of one format (`heddle trace import` lists them) are imported, and a rollout is drawn from them
+    as [logs] says; values that logs lack are then typical ones or drawn, and counted.
+
     With --sweep cluster.tp or cluster.max_running each policy that does not plan its engines runs
-    at every combination, and the table has its best by --objective: found on the trace that it is
-    compared on, so the hindsight is the baselines'. --tp best is short for --sweep cluster.tp=best,
-    all degrees that fit. Policies with a planner run once, with the most steps that are tried.
+    at every combination, and the table has its best by plan.objective: found on the trace that it
+    is compared on, so the hindsight is the baselines'. --tp best is short for --sweep
+    cluster.tp=best, all degrees that fit. Policies with a planner run once, with the most steps
+    that are tried.
 
     With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
     that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
     of its own.
 
-    With --waterfall one baseline runs at every TP degree, then with the parts of heddle, added one
-    after the other.
+    With --sweep policy.parts=waterfall one baseline runs at every TP degree, then with the parts of
+    heddle, added one after the other. report.figure names a file to draw it into.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
-    `heddle policies` lists both. A part of your own is +package.module:factory. The parts oracle,
-    noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
+    `heddle policies list` has both. A part of your own is +package.module:factory. The parts
+    oracle, noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
     """
     from heddle.runs.comparison_folder import new_comparison_folder
 
-    listed = policies if policies is not None or figure is not None else POLICIES
-    names = [name.strip() for name in (listed or "").split(",") if name.strip()]
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
+    parts = "policy.parts" in swept
+    listed = policies if policies is not None or parts else POLICIES
+    names = [name.strip() for name in (listed or "").split(",") if name.strip()]
     tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
     best_roles = "cluster.roles" in swept
     options["tp"] = one_tp(options["tp"])
-    if figure is not None:
-        names, tps = _waterfall_policies(names, slots, best_roles, figure), tps or BEST
-    config, text = take_config(sources, options, settings, seed=seed, roles_tried=best_roles)
+    config, text = take_replayed(sources, options, settings, seed=seed, roles_tried=best_roles)
+    if parts:
+        names, tps = _waterfall_policies(names, slots, best_roles, config), tps or BEST
+    config, logs = with_rollout(config, sources, out)
     with new_comparison_folder(out, config.trace) as folder:
         result = _compared(
             config,
             names,
             tps=tps,
             slots=slots,
-            objective=objective,
+            objective=config.plan.objective or "makespan",
             roles=best_roles,
             seeds=seeds,
             out=folder,
             jobs=jobs,
-            executor=executor,
+            executor=config.runtime.executor,
             config_text=text,
         )
     warn_of_few(result)
-    _show(result, figure, as_json=as_json)
-    _finish(folder, with_page, as_json=as_json)
+    _show(result, logs, config.report.figure if parts else None, as_json=as_json)
+    _finish(folder, config.report.page, as_json=as_json)
 
 
 def _finish(folder: Path, with_page: bool | None, *, as_json: bool) -> None:
@@ -131,17 +118,6 @@ def _finish(folder: Path, with_page: bool | None, *, as_json: bool) -> None:
     page = written_page(shown_runs(folder), folder / PAGE) if wanted else None
     if not as_json:
         _next(folder, page)
-
-
-def _show(result: "Comparison", figure: Path | None, *, as_json: bool) -> None:
-    from heddle.cli.show import comparison
-
-    if figure is not None:
-        _show_waterfall(result, figure, as_json=as_json)
-    elif as_json:
-        click.echo(json.dumps(result.plain(), allow_nan=False))
-    else:
-        comparison(result)
 
 
 def _compared(
@@ -164,7 +140,7 @@ def warn_of_few(result: "Comparison") -> None:
     rows = [row.variant for row in result.best]
     # A planner may start fewer engines than the cluster's TP degree makes.
     rows = [row for row in rows if not row.planned] or rows
-    engines = max(row.cluster.engines for row in rows)
+    engines = max(row.cluster.engine_count for row in rows)
     trajectories = len(result.workload.scripts)
     if trajectories < FEW * engines:
         click.echo(
@@ -217,7 +193,9 @@ def _show_progress(
     bar.at(sum(done), each * len(every))
 
 
-def _waterfall_policies(names: list[str], slots: "Choice", roles: bool, figure: Path) -> list[str]:
+def _waterfall_policies(
+    names: list[str], slots: "Choice", roles: bool, config: "Config"
+) -> list[str]:
     """Check the options of a waterfall; returns the policies to compare.
 
     Raises:
@@ -231,30 +209,43 @@ def _waterfall_policies(names: list[str], slots: "Choice", roles: bool, figure: 
 
     if len(names) > 1:
         raise ConfigError(
-            f"--waterfall begins with one baseline, not {len(names)}: name one in --policies, or "
-            f"none for {BASELINE}"
+            f"--sweep policy.parts=waterfall begins with one baseline, not {len(names)}: name one "
+            f"in --policies, or none for {BASELINE}"
         )
     if slots is not None or roles:
-        raise ConfigError("--waterfall tries TP degrees only: sweep nothing but cluster.tp")
-    new_file(figure_path(figure), force=True)
+        raise ConfigError(
+            "a waterfall tries TP degrees only: sweep nothing but policy.parts and cluster.tp"
+        )
+    if config.report.figure:
+        new_file(figure_path(Path(config.report.figure)), force=True)
     return waterfall_policies(*names)
 
 
-def _show_waterfall(result: "Comparison", figure: Path, *, as_json: bool) -> None:
-    from heddle.cli.show_waterfall import show_waterfall
+def _show(
+    result: "Comparison", logs: dict[str, Any] | None, figure: str | None, *, as_json: bool
+) -> None:
+    """Print a comparison, or a waterfall where there is a `figure`; empty: it is not drawn."""
+    from heddle.cli.show import comparison, show_waterfall
     from heddle.comparison.waterfall import waterfall
-    from heddle.reports.result_figures import draw_waterfall
 
-    steps = waterfall(result)
-    gpus = result.profiles.hardware()
-    title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"
-    draw_waterfall(steps, figure, bound_s=result.bound.makespan_s, title=title)
+    steps = [] if figure is None else waterfall(result)
+    if figure:
+        from heddle.reports.result_figures import draw_waterfall
+
+        gpus = result.profiles.hardware()
+        title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"
+        draw_waterfall(steps, Path(figure), bound_s=result.bound.makespan_s, title=title)
     if as_json:
-        plain = {**result.plain(), "waterfall": [step.plain() for step in steps]}
+        plain = {**result.plain(), **({} if logs is None else {"logs": logs})}
+        if steps:
+            plain["waterfall"] = [step.plain() for step in steps]
         click.echo(json.dumps(plain, allow_nan=False))
-    else:
+    elif steps:
         show_waterfall(result, steps)
-        click.echo(str(figure))
+        if figure:
+            click.echo(figure)
+    else:
+        comparison(result)
 
 
 def one_tp(tp: str | None) -> str | None:
@@ -268,6 +259,6 @@ def one_tp(tp: str | None) -> str | None:
     if tp is not None and "," in tp:
         raise ConfigError(
             f"--tp {tp}: to try each, give --sweep cluster.tp={tp}; engines of several TP degrees "
-            f"are --set cluster.mix=[{tp}]"
+            "are a list of cluster.engines"
         )
     return None if tp == BEST else tp

@@ -19,32 +19,31 @@ MODEL, GPU, GPUS = "qwen3-14b", "h100", 8
     show_default=True,
     help="Folder of the runs and of report.html",
 )
-@click.option("--force", is_flag=True, help="Replace the page of an earlier demo")
-def demo(out: Path, force: bool) -> None:
+def demo(out: Path) -> None:
     """Compare verl, slime and heddle on 512 shipped coding trajectories, and write a page.
 
     Qwen3-14B on 8 H100. Policies that do not plan their engines run at each TP degree, and the
     table has their best.
     """
-    from heddle.cli.outputs import new_file
     from heddle.cli.progress import progress
     from heddle.cli.show import comparison
     from heddle.cluster.config import ClusterConfig
     from heddle.comparison.compare import compare
     from heddle.config import RunConfig
-    from heddle.runs.comparison_folder import write_index
+    from heddle.runs.comparison_folder import PAGE, write_index
 
-    trace, file = shipped_trace(), out / "report.html"
     out.mkdir(parents=True, exist_ok=True)
-    new_file(file, force)
     cluster = ClusterConfig(model=MODEL, gpu=GPU, gpus=GPUS)
     with progress("comparing"):
         result = compare(
-            RunConfig(trace=str(trace), cluster=cluster), POLICIES, tps="best", out=out / "runs"
+            RunConfig(trace=str(shipped_trace()), cluster=cluster),
+            POLICIES,
+            tps="best",
+            out=out / "runs",
         )
     write_index(out / "runs", result.plain())
     comparison(result)
-    page = written_page([run.path for p in result.best for run in p.runs], file)
+    page = written_page([run.path for p in result.best for run in p.runs], out / PAGE)
     click.echo("" if page is None else f"\nnext: open {page} in a browser")
     click.echo("next: compare policies on your own trace:")
     click.echo("  heddle compare TRACE --policies verl,slime,heddle --gpus 64 --tp best")

@@ -8,22 +8,18 @@ import rich_click as click
 
 EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     "demo": ("heddle demo --out first-look",),
-    "try": (
-        "heddle try logs/",
-        "heddle try spans.jsonl --model qwen3-32b --gpus 16 --groups 64 --samples 8",
-    ),
     "compare": (
         "heddle compare rollout.jsonl.gz",
         "heddle compare rollout.jsonl.gz --gpus 64 --tp best --seeds 3",
         "heddle compare rollout.jsonl.gz --policies verl,heddle,heddle+never",
+        "heddle compare logs/ --tp best --set logs.groups=64 --set logs.samples=8",
     ),
-    "simulate": ("heddle simulate rollout.jsonl.gz --policy heddle --gpus 16",),
     "loop": (
         "heddle loop rollout.jsonl.gz --regimes sync,areal --gpus 64 --sweep loop.train_gpus=best",
     ),
     "plan": (
         "heddle plan rollout.jsonl.gz --model qwen3-14b --gpu h100 --gpus 64",
-        "heddle plan --loop rollout.jsonl.gz --gpus 64",
+        "heddle plan rollout.jsonl.gz --gpus 64 --regimes best",
     ),
     "run": (
         "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
@@ -47,24 +43,27 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     "trace": (
         "heddle trace import logs/ -o mine.jsonl.gz",
         "heddle trace describe mine.jsonl.gz",
-        "heddle trace resample mine.jsonl.gz --groups 32 --samples 16 -o rollout.jsonl.gz",
+        "heddle trace resample mine.jsonl.gz 32 16 -o rollout.jsonl.gz",
     ),
     "profile": (
         "heddle profile list",
         "heddle profile show qwen3-14b h100",
         "heddle profile from-config org/model --gpu h200 -o mine.json",
-    ),
-    "calibrate": (
-        "heddle calibrate measure --engine vllm --model-dir models/mine -o sweep.json",
-        "heddle calibrate fit sweep.json -o mine.json",
+        "heddle profile measure --engine vllm --model-dir models/mine -o sweep.json",
+        "heddle profile fit sweep.json -o mine.json",
     ),
     "predict": ("heddle predict fit earlier.jsonl.gz -o mine.heddle",),
     "policies": (
-        "heddle policies",
+        "heddle policies list",
         "heddle policies new mine",
         "heddle policies check mine:policy",
     ),
-    "regimes": ("heddle regimes --json",),
+    "regimes": ("heddle regimes list", "heddle regimes check areal:max_head_offpolicyness=1"),
+    "config": (
+        "heddle config init",
+        "heddle config show --set cluster.gpus=16",
+        "heddle config explain loop.train_gpus",
+    ),
     "prices": ("heddle prices",),
 }
 """Command lines by command."""

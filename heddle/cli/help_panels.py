@@ -6,17 +6,16 @@ from typing import Final
 import rich_click as click
 
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
-    "Begin": ("demo", "try"),
-    "Simulate": ("compare", "simulate", "loop", "plan"),
+    "Simulate": ("demo", "compare", "plan", "loop"),
     "Run on engines": ("run", "serve"),
-    "Look at runs": ("runs", "report", "replay"),
-    "Inputs": ("trace", "profile", "calibrate", "predict"),
-    "Lists": ("policies", "regimes", "prices"),
+    "Look at runs": ("report", "replay", "runs"),
+    "Configuration": ("config", "policies", "regimes", "prices"),
+    "Inputs": ("trace", "profile", "predict"),
 }
 """Panels of `heddle --help`; every command is in one."""
 
 OPTIONS: Final[Mapping[str, Sequence[str]]] = {
-    "Policies": ("--policy", "--policies", "--history", "--objective"),
+    "Policies": ("--policy", "--policies", "--history"),
     "Cluster": (
         "--model",
         "--gpu",
@@ -27,8 +26,8 @@ OPTIONS: Final[Mapping[str, Sequence[str]]] = {
         "--over-capacity",
     ),
     "Configuration": ("--config", "--set", "--missing-tool-s"),
-    "Runs": ("--seed", "--seeds", "--jobs", "--executor"),
-    "Output": ("--out", "--json", "--report"),
+    "Runs": ("--seed", "--seeds", "--jobs"),
+    "Output": ("--out", "--json"),
 }
 """Panels of the help of a command that takes a cluster; other options come last."""
 

@@ -1,18 +1,16 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import rich_click as click
 
 from heddle.cli.compare import one_tp
-from heddle.cli.options import executor, looped, objective, take_config
+from heddle.cli.logs import with_rollout
+from heddle.cli.options import looped, take_replayed
 from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
-
-if TYPE_CHECKING:
-    from heddle.cost.objective import Objective
-    from heddle.executor_choice import ExecutorKind
 
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 
@@ -21,19 +19,12 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 @click.option(
     "--regimes",
     required=True,
-    help="REGIME[:PARAMETER=VALUE...], separated by commas; `heddle regimes` lists them",
+    help="REGIME[:PARAMETER=VALUE...], separated by commas; `heddle regimes list` lists them",
 )
 @click.option("--policy", default=None, help="PRESET[+PART...] of rollouts [verl]")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
-@executor
-@click.option(
-    "--figure",
-    type=click.Path(path_type=Path),
-    default=None,
-    help="Draw samples a second over staleness and length bias into this PNG, SVG or PDF file",
-)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -42,7 +33,6 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @sweep_option(*SWEPT)
-@objective
 @looped
 def loop(
     sources: tuple[str, ...],
@@ -52,10 +42,7 @@ def loop(
     sweeps: tuple[str, ...],
     seeds: int,
     seed: int | None,
-    objective: "Objective",
-    figure: Path | None,
     jobs: int | None,
-    executor: "ExecutorKind",
     out: Path | None,
     as_json: bool,
     **options: Any,
@@ -69,7 +56,8 @@ def loop(
 
     --gpus counts all GPUs; the trainer has loop.train_gpus of them, a quarter if nothing is said.
     With loop.colocated, rollout and training have all in turn. Environments, rewards and the
-    trainer are keys of [loop]. With --sweep, a regime's best setting by --objective is shown.
+    trainer are keys of [loop]. With --sweep, a regime's best setting by plan.objective is shown.
+    report.figure names a file to draw samples a second over staleness and length bias into.
     """
     from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop
@@ -77,14 +65,15 @@ def loop(
     from heddle.loop.config import loop_of
     from heddle.loop.splits import splits
 
-    if figure is not None:
-        from heddle.reports.trace_figures import figure_path
-
-        figure_path(figure)
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
-    config, _ = take_config(sources, options, settings, seed=seed, policy__preset=policy)
-    made = loop_of(config, _names(regimes), seeds=seeds)
+    config, _ = take_replayed(sources, options, settings, seed=seed, policy__preset=policy)
+    if config.report.figure:
+        from heddle.reports.trace_figures import figure_path
+
+        figure_path(Path(config.report.figure))
+    config, _ = with_rollout(config, sources, out or Path("runs"))
+    made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
     numbers = swept.get("loop.train_gpus", [made.train_gpus])
     degrees = swept.get("cluster.tp", [config.cluster.tp])
     with progress("reading", "batches") as bar:
@@ -96,21 +85,35 @@ def loop(
                 swept.get("cluster.max_running"),
             ),
             fitting_only=BEST in (numbers, degrees),
-            objective=objective,
+            objective=config.plan.objective or "makespan",
             jobs=jobs,
-            executor=executor,
+            executor=config.runtime.executor,
             out=out,
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )
-    if figure is not None:
+    if config.report.figure:
         from heddle.reports.result_figures import draw_regimes
 
-        draw_regimes(result, figure)
+        draw_regimes(result, Path(config.report.figure))
     if as_json:
         click.echo(json.dumps(result.plain(), allow_nan=False))
     else:
         show_loop(result)
 
 
-def _names(regimes: str) -> list[str]:
-    return [name.strip() for name in regimes.split(",") if name.strip()]
+def regime_names(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Read `--regimes`; those of [regimes] become REGIME:PARAMETER=VALUE."""
+    found = []
+    for name in filter(None, (name.strip() for name in text.split(","))):
+        first, colon, rest = name.partition(":")
+        if first in own:
+            parameters = {**own[first]}
+            made = [f"{parameters.pop('regime')}"]
+            made += [f"{key}={_said(value)}" for key, value in parameters.items()]
+            name = ":".join(made) + colon + rest
+        found.append(name)
+    return found
+
+
+def _said(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

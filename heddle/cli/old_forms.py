@@ -1,4 +1,4 @@
-"""What options of 0.1 are now, for the message where they are still written."""
+"""What commands and options of 0.1 are now, for the message where they are still written."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import Final
 
 import rich_click as click
-from click.exceptions import NoSuchOption
+from click.exceptions import NoSuchCommand, NoSuchOption
 
 KEYS: Final[Mapping[str, str]] = {
-    "--pool": 'cluster.pool = ["h100:8", "l40s:4:tp=2"]',
+    "--pool": 'cluster.engines = [{gpu = "h100", gpus = 8}, {gpu = "l40s", gpus = 4, tp = 2}]',
     "--tag": 'policy.tags = ["swe=h800"]',
     "--expert-parallel": 'cluster.expert_parallel = "on"',
     "--prefill-threshold": "cluster.prefill_threshold = 2048",
@@ -28,7 +28,7 @@ KEYS: Final[Mapping[str, str]] = {
     "--missing-output-tokens": 'missing.output_tokens = "sample"',
     "--cap-tool-s": "missing.cap_tool_s = 300",
     "--price": "prices.h100 = 2.1",
-    "--roles": 'cluster.roles = "prefill=2,decode=6"',
+    "--roles": 'cluster.engines = [{role = "prefill", gpus = 2}, {role = "decode", gpus = 6}]',
     "--launcher": 'runtime.launcher = "ray"',
     "--time-scale": "runtime.time_scale = 0.1",
     "--tool-limit-s": "runtime.tool_limit_s = 60",
@@ -72,14 +72,77 @@ KEYS: Final[Mapping[str, str]] = {
     "--reward-retries": "loop.reward_retries = 1",
     "--switch-failure-rate": "loop.switch_failure_rate = 0.1",
     "--switch-timeout-s": "loop.switch_timeout_s = 180",
+    "--executor": 'runtime.executor = "ray"',
+    "--objective": 'plan.objective = "cost"',
+    "--figure": 'report.figure = "figure.svg"',
+    "--report": "report.page = true",
+    "--no-report": "report.page = false",
+    "--estimate-only": "plan.estimate_only = true",
+    "--simulate": "plan.simulated = 3",
+    "--planner": 'policy.planner = "exact"',
+    "--cost": 'policy.cost = "paper"',
+    "--predictor": 'policy.predictor = "oracle"',
+    "--open-to-all": "serve.open_to_all = true",
+    "--format": 'logs.format = "otel"',
+    "--skip-bad": "logs.skip_bad = true",
+    "--tokenizer": 'logs.tokenizer = "tokenizer.json"',
+    "--chars-per-token": "logs.chars_per_token = 3.6",
+    "--workload": 'logs.workload = "coding"',
+    "--drift": "synth.drift = 1.5",
+    "--shrink": "synth.shrink = 4",
+    "--ep": 'cluster.expert_parallel = "on"',
+    "--precision": 'profile.precision = "fp8"',
+    "--kv-precision": 'profile.kv_precision = "fp8"',
+    "--source": 'profile.source = "roofline"',
+    "--max-error": "profile.max_fit_error = 25",
+    "--max-makespan-error": "profile.max_makespan_error = 5",
+    "--max-p99-error": "profile.max_p99_error = 5",
+    "--max-tpot-error": "profile.max_tpot_error = 5",
+    "--min-finish-order": "profile.min_finish_order = 0.9",
+    "--same-ranking": "profile.same_ranking = true",
+    "--tie": "profile.tie = 1",
+    "profile measure --sweep": 'profile.sweep = "quick"',
+    "profile measure --max-context": "profile.max_context = 2048",
+    "profile measure --seed": "seed = 1",
+    "serve --seed": "seed = 1",
+    "serve --history": 'history = "prior"',
+    "serve --name": 'serve.names = ["mine"]',
+    "trace synth --steps": "synth.batches = 4",
+    "trace synth --env-start-s": "synth.env_start_s = 8",
+    "trace synth --reward-s": "synth.reward_s = 3",
 }
-"""Keys that took the place of options, each with a value as TOML."""
+"""Keys that took the place of options, each with a value as TOML. An option of one command has its
+name before it."""
 
 
 GONE: Final[Mapping[str, str]] = {
     "--live": "agents of others come in through `heddle serve`; `make demo-agents` shows it",
+    "compare --policy": "give --policies, which may be one",
+    "--waterfall": "give --sweep policy.parts=waterfall, and --set report.figure=FILE to draw it",
+    "--loop": "give --regimes best, or the regimes to choose from",
+    "--perfetto": "the name of the file says it: -o run.json.gz",
+    "--limit": "give the number after TRACE",
+    "--samples-per-group": "it is --samples",
+    "--profile": "it is --model",
+    "--engine-key": "set HEDDLE_ENGINE_KEY in the environment",
+    "--admin-key": "set HEDDLE_ADMIN_KEY in the environment",
+    "--output": "it is --out",
+    "--force": "remove the file, or name another",
+    "trace resample --groups": "give the numbers after TRACE: GROUPS SAMPLES",
+    "trace resample --samples": "give the numbers after TRACE: GROUPS SAMPLES",
+    "profile fit --name": "it is --model",
+    "runs --trace": "a WORD that is in the names of its runs finds them",
 }
-"""Options that nothing takes the place of, and what to do."""
+"""Options of which another form took the place, or nothing, and what to do."""
+VERBS: Final[Mapping[str, str]] = {
+    "train": "python -m experiments real_training, in a checkout of Heddle",
+    "simulate": "heddle compare TRACE --policies POLICY",
+    "try": "heddle compare LOGS --tp best, and heddle plan LOGS",
+    "calibrate": "heddle profile measure, heddle profile fit, heddle profile check",
+    "trace validate": "heddle trace check TRACE",
+    "predict describe": "heddle predict evaluate MODEL, without a trace",
+}
+"""Commands of 0.1, and what takes their place."""
 SWEPT: Final[Mapping[str, str]] = {
     "--gpus": "cluster.gpus",
     "--max-running": "cluster.max_running",
@@ -90,14 +153,25 @@ SEVERAL: Final = re.compile(r"'([^']*,[^']*|best)'")
 
 @contextmanager
 def new_forms_named() -> Iterator[None]:
-    """Let the error of an option of 0.1 name what took its place.
+    """Let the error of a command or an option of 0.1 name what took its place.
 
     Raises:
-        UsageError: in place of a `NoSuchOption` of `KEYS` or `GONE`, or of a `BadParameter` of
-            `SWEPT` with several values.
+        UsageError: in place of a `NoSuchCommand` of `VERBS`, a `NoSuchOption` of `KEYS` or `GONE`,
+            or a `BadParameter` of `SWEPT` with several values.
     """
     try:
         yield
+    except NoSuchCommand as error:
+        name = _named(error.ctx, error.command_name)
+        if name not in VERBS:
+            raise
+        said = f"`heddle {name}` is no command any more: {VERBS[name]}"
+        raise click.UsageError(said, ctx=error.ctx) from None
+    except NoSuchOption as error:
+        said = _said(error.ctx, error.option_name)
+        if not said:
+            raise
+        raise click.UsageError(said, ctx=error.ctx) from None
     except click.BadParameter as error:
         flag = error.param.opts[-1] if error.param is not None else ""
         several = SEVERAL.search(error.message)
@@ -105,15 +179,22 @@ def new_forms_named() -> Iterator[None]:
             raise
         said = f"{flag} takes one number: to try several, give --sweep {SWEPT[flag]}={several[1]}"
         raise click.UsageError(said, ctx=error.ctx) from None
-    except NoSuchOption as error:
-        if error.option_name in GONE:
-            said = f"{error.option_name} went: {GONE[error.option_name]}"
-            raise click.UsageError(said, ctx=error.ctx) from None
-        line = KEYS.get(error.option_name)
-        if line is None:
-            raise
-        raise click.UsageError(
-            f"{error.option_name} is a key of the configuration now: write {line} into "
-            f"heddle.toml, or give --set '{line.replace(' = ', '=', 1)}'.",
-            ctx=error.ctx,
-        ) from None
+
+
+def _named(context: click.Context | None, name: str) -> str:
+    """A command or an option with the command that it is of, without the program."""
+    path = "" if context is None else context.command_path.partition(" ")[2]
+    return f"{path} {name}".strip()
+
+
+def _said(context: click.Context | None, flag: str) -> str:
+    """What took the place of an option; empty if it never was one."""
+    names = (_named(context, flag), flag)
+    gone = next((GONE[name] for name in names if name in GONE), None)
+    line = next((KEYS[name] for name in names if name in KEYS), None)
+    if names[0] in GONE or line is None:
+        return "" if gone is None else f"{flag} went: {gone}"
+    return (
+        f"{flag} is a key of the configuration now: write {line} into heddle.toml, or give --set "
+        f"'{line.replace(' = ', '=', 1)}'."
+    )

@@ -10,23 +10,10 @@ import rich_click as click
 from heddle.cli.engine_options import engines_of, positive_numbers, tp_degrees
 
 if TYPE_CHECKING:
-    from heddle.config import RunConfig
+    from heddle.command_config import Config
     from heddle.config_files import ConfigSource
 
 Verb: TypeAlias = Callable[..., Any]
-
-
-class NumberRange(click.FloatRange):
-    """Numbers of a range; refuses "nan", which no bound of `click.FloatRange` does."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number."""
-        number: float = super().convert(value, param, ctx)
-        if number != number:
-            self.fail(f"{value} is not a number.", param, ctx)
-        return number
 
 
 class Numbers(click.ParamType[Any]):
@@ -44,8 +31,7 @@ class Numbers(click.ParamType[Any]):
         return found
 
 
-TRACE = "[TRACE]"
-RULES = click.Choice(["error", "zero", "sample"])
+TRACE = "[TRACE|LOGS...]"
 CONFIG_FILE = "heddle.toml"
 """Read from the working folder where no --config is given."""
 TOOL_RULES = (
@@ -57,7 +43,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--model", "cluster.model", str, "Model; its profile must exist [qwen3-14b]"),
     ("--gpu", "cluster.gpu", str, "GPU type [h100]"),
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
-    ("--tp", "cluster.tp", str, "TP degree of every engine, or one for each as 4,2,1,1 [1]"),
+    ("--tp", "cluster.tp", str, "TP degree of every engine; best tries all [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
     ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
     (
@@ -74,7 +60,7 @@ _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history", "--missing-tool-s")
 """Options of `CLUSTER` that matter to a plan."""
-SERVED = ("--model", "--gpu", "--max-running", "--history")
+SERVED = ("--model", "--gpu", "--max-running")
 """Options of `CLUSTER` that matter to a gateway."""
 config_files = click.option(
     "-c",
@@ -87,24 +73,14 @@ config_files = click.option(
 )
 """Of verbs that read the configuration."""
 
-objective = click.option(
-    "--objective",
-    type=click.Choice(["makespan", "cost"]),
-    default="makespan",
-    show_default=True,
-    help="What is best: the least time, or the fewest dollars",
+settings_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any key of the configuration, such as cluster.report_interval_s=1",
 )
-"""Of verbs that compare or choose."""
-
-executor = click.option(
-    "--executor",
-    type=click.Choice(["processes", "ray"]),
-    default="processes",
-    show_default=True,
-    help="Runs are processes here, or tasks of a Ray cluster: that of RAY_ADDRESS, else of this "
-    "machine",
-)
-"""Of verbs with many runs."""
+"""Of verbs with keys."""
 
 
 def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
@@ -127,9 +103,9 @@ def served(verb: Verb) -> Verb:
     return _configured(_with_out(verb), SERVED)
 
 
-def planned(verb: Verb, *, also: Sequence[str] = (), metavar: str = TRACE) -> Verb:
+def planned(verb: Verb) -> Verb:
     """Add the TRACE argument, the options that matter to a plan, and `--set` to a verb."""
-    return _taking(verb, [*PLANNED, *also], metavar)
+    return _taking(verb, PLANNED)
 
 
 def looped(verb: Verb) -> Verb:
@@ -137,20 +113,12 @@ def looped(verb: Verb) -> Verb:
     return _taking(verb, [flag for flag, *_ in CLUSTER])
 
 
-def _taking(verb: Verb, flags: Sequence[str], metavar: str = TRACE) -> Verb:
-    needed = not metavar.startswith("[")
-    verb = _configured(verb, flags)
-    return click.argument("sources", nargs=-1, required=needed, metavar=metavar)(verb)
+def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
+    return click.argument("sources", nargs=-1, metavar=TRACE)(_configured(verb, flags))
 
 
 def _configured(verb: Verb, flags: Sequence[str]) -> Verb:
-    verb = click.option(
-        "--set",
-        "settings",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Any key of the configuration, such as cluster.report_interval_s=1",
-    )(verb)
+    verb = settings_option(verb)
     for flag, _, kind, text in reversed(CLUSTER):
         if flag in flags:
             verb = click.option(flag, type=kind, default=None, help=text)(verb)
@@ -163,14 +131,16 @@ def take_config(
     settings: Sequence[str],
     *,
     usual: Mapping[str, Any] = MappingProxyType({}),
+    logs: bool = False,
     engines: tuple[int | None, str | None] = (None, None),
     roles_tried: bool = False,
     **more: Any,
-) -> "tuple[RunConfig, str | None]":
+) -> "tuple[Config, str | None]":
     """Make the configuration of a run, and the text of its TOML files if there are any.
 
     Later wins: defaults, `usual` by configuration key, TOML files from left to right, the trace,
-    options, `--set`. `engines` are `--engines` and `--tp` of verbs that start engines.
+    options, `--set`. `logs`: sources may be logs, whose first one is named in place of a trace.
+    `engines` are `--engines` and `--tp` of verbs that start engines.
     `roles_tried`: roles are chosen later. `more` are options by their configuration key with "__"
     for ".".
 
@@ -183,7 +153,7 @@ def take_config(
     tomls = _config_files(options.pop("configs"))
     values = [option_value(key, value, key) for key, value in usual.items()]
     values += [read_toml(path) for path in tomls]
-    values += _trace(sources)
+    values += _trace(sources[:1] if logs else sources)
     set_by_key = [setting(text) for text in settings]
     tps = options.get("tp")
     if tps is not None:
@@ -204,6 +174,31 @@ def take_config(
     if not roles_tried:
         check_role_settings(config.cluster)
     return config, text
+
+
+def take_replayed(
+    sources: Sequence[str], options: dict[str, Any], settings: Sequence[str], **more: Any
+) -> "tuple[Config, str | None]":
+    """Make the configuration as `take_config` does, of a trace or of logs in its place."""
+    from heddle.cli.logs import USUAL, are_logs
+
+    logs = are_logs(sources)
+    return take_config(sources, options, settings, usual=USUAL if logs else {}, logs=logs, **more)
+
+
+def take_settings(settings: Sequence[str], configs: Sequence[Path] = (), **given: Any) -> "Config":
+    """Read keys of a command that replays no trace; `given` are options by their
+    key with "__" for ".".
+
+    Raises:
+        ConfigError: a value does not fit.
+    """
+    from heddle.config_files import option_value, read_toml, resolve, setting
+
+    values = [option_value("trace", "(none)", "trace"), *map(read_toml, _config_files(configs))]
+    given = {key.replace("__", "."): value for key, value in given.items() if value is not None}
+    values += [option_value(key, value, key) for key, value in given.items()]
+    return resolve([*values, *map(setting, settings)])
 
 
 def _config_files(named: Sequence[Path]) -> list[Path]:

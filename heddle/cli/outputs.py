@@ -9,8 +9,8 @@ class OutputError(ValueError):
     """A file that cannot be written; the message says why and what to do."""
 
 
-def new_file(path: Path, force: bool) -> None:
-    """Check that a file can be written, before the work begins.
+def new_file(path: Path, force: bool | None = None) -> None:
+    """Check that a file can be written, before the work begins. `force` None: there is no --force.
 
     Raises:
         OutputError: its folder is missing, it is a folder, or it exists and may not be replaced.
@@ -20,7 +20,8 @@ def new_file(path: Path, force: bool) -> None:
     if not path.absolute().parent.is_dir():
         raise OutputError(f"{path.parent}: no such folder; make it first")
     if path.exists() and not force:
-        raise OutputError(f"{path}: exists; name another file, or replace it with --force")
+        remedy = "remove it" if force is None else "replace it with --force"
+        raise OutputError(f"{path}: exists; name another file, or {remedy}")
 
 
 def write(path: Path, content: bytes) -> None:

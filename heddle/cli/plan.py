@@ -2,37 +2,27 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 from click.core import ParameterSource
 
 from heddle.cli.given_options import given_options
-from heddle.cli.options import objective, planned, take_config
-from heddle.cli.plan_export import exported, exporter
-from heddle.cli.plan_sizes import (
-    SEVERAL_CLUSTERS,
-    SizeQuestion,
-    show_clusters,
-    size_question,
-    sized,
-)
+from heddle.cli.logs import with_rollout
+from heddle.cli.options import planned, take_replayed
+from heddle.cli.plan_export import check_exports, write_exports
+from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
 from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
 
 if TYPE_CHECKING:
-    from heddle.config import RunConfig
-    from heddle.cost.objective import Objective
+    from heddle.command_config import Config
     from heddle.loop.plan import LoopPlan
     from heddle.planning.plan import Planned
-    from heddle_core.estimate.ordered import Cost
-    from heddle_core.solve.joint import Solver
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ONE_CLUSTER = ("planner", "cost", "predictor", "export", "force")
-"""Options of a plan for one cluster."""
-ROLLOUT_ONLY = (*ONE_CLUSTER, *SEVERAL_CLUSTERS, "estimate_only")
+ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs")
 """Options that do not matter to a loop."""
-
 
 ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
 SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
@@ -41,52 +31,39 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
 
 @click.command()
-@sized
 @click.option(
-    "--planner",
-    type=click.Choice(["exact", "anneal", "portfolio", "libra-dp"]),
-    default="portfolio",
-    show_default=True,
-    help="How to search",
+    "--deadline",
+    "deadline_s",
+    type=Duration(),
+    default=None,
+    help="Latest end of the rollout, as 90s, 20m or 1h30m: compares clusters, and takes the "
+    "cheapest that ends in time",
 )
 @click.option(
-    "--cost",
-    type=click.Choice(["context", "paper", "paper-simulated"]),
-    default="context",
-    show_default=True,
-    help="Cost estimate of a group: with contexts, KV and tools, or as published, F by the group's "
-    "size or simulated",
+    "--budget",
+    "dollars",
+    type=Dollars(),
+    default=None,
+    help="Most dollars of the rollout: compares clusters, and takes the fastest for them",
 )
-@click.option(
-    "--predictor",
-    default="learned",
-    show_default=True,
-    help="What predicts lengths; oracle takes the true ones",
-)
-@click.option(
-    "--loop",
-    "of_loop",
-    is_flag=True,
-    help="Plan an RL loop instead: GPUs of rollout and training, TP degree, trainer, by regime",
-)
+@click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
 @click.option(
     "--regimes",
-    default=",".join(PLANNED_REGIMES),
-    show_default=True,
-    help="With --loop: regimes to choose from, as for `heddle loop`",
-)
-@click.option(
-    "--simulate",
-    type=click.IntRange(1),
-    default=3,
-    show_default=True,
-    help="With --loop: how many of the best estimates are simulated",
+    default=None,
+    help="Plan an RL loop of one of these regimes, as for `heddle loop`: GPUs of rollout and "
+    f"training, TP degree, trainer; best: {','.join(PLANNED_REGIMES)}",
 )
 @sweep_option(*SWEPT)
 @click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-@exported
-@objective
+@click.option(
+    "--export",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Write the plan as a file that starts it: *.yaml for verl, *.sh for vLLM, *.toml for the "
+    "gateway; may be repeated",
+)
 @planned
 @click.pass_context
 def plan(
@@ -94,16 +71,14 @@ def plan(
     /,
     sources: tuple[str, ...],
     settings: tuple[str, ...],
-    planner: "Solver",
-    cost: "Cost",
-    predictor: str,
-    of_loop: bool,
-    regimes: str,
-    simulate: int,
+    regimes: str | None,
+    deadline_s: float | None,
+    dollars: float | None,
+    jobs: int | None,
     sweeps: tuple[str, ...],
     seed: int | None,
-    objective: "Objective",
     as_json: bool,
+    export: tuple[Path, ...],
     **options: Any,
 ) -> None:
     """Choose engines for a rollout of a trace, and say when it should end.
@@ -115,46 +90,45 @@ def plan(
 
     With one cluster: TP degrees, and a group of trajectories for each engine, from what a policy
     knows once all prompts have arrived: their number, the prompts, the predictor's first values,
-    and the history (--history); with --predictor oracle from the true lengths. The trace is then
-    simulated under heddle with this plan.
+    and the history (--history); with policy.predictor = oracle from the true lengths.
+    policy.planner and policy.cost say how it is searched. The trace is then simulated under heddle
+    with this plan.
 
     With cluster.roles the plan is of engines that decode, beside engines that prefill, simulated
     with the lengths that it estimates; with --sweep cluster.roles=best, so are some splits of the
     GPUs, and the best is taken.
 
-    With --loop the trace stands for the batches of a training, which [loop] describes. Every split
-    of --gpus, TP degree and regime gets an estimated step; the best are simulated. --sweep
-    cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
+    With --regimes the trace stands for the batches of a training, which [loop] describes. Every
+    split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
+    simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
-    write_exports = exporter(options)
+    from heddle.planning.cluster_sizes import RolloutLimits
+
+    check_exports(export)
     swept = read_sweeps(sweeps, SWEPT)
-    question = size_question(options, swept)
-    if of_loop:
-        _one_cluster(question)
-        _only_of(context, ROLLOUT_ONLY, "leave out --loop, or the option")
-        _only_swept(swept, LOOP_SWEPT, "leave out --loop, or the option")
-        config, _ = take_config(sources, options, settings, seed=seed)
-        if context.get_parameter_source("regimes") is ParameterSource.DEFAULT:
-            regimes = ",".join(_possible(colocated=config.loop.colocated))
-        best_loop = _planned_loop(config, swept, regimes, simulate, objective)
+    best = "cluster.roles" in swept
+    config, _ = take_replayed(sources, options, settings, seed=seed, roles_tried=best)
+    config, _ = with_rollout(config, sources, Path("runs"))
+    several = any(key in swept for key in SEVERAL_SWEPT)
+    if regimes is not None:
+        _one_cluster(several)
+        _only_of(context, ROLLOUT_ONLY, "leave out --regimes, or the option")
+        _only_swept(swept, LOOP_SWEPT, "leave out --regimes, or the option")
+        best_loop = _planned_loop(config, swept, regimes)
         _show_loop(best_loop, given_options(context, but=CHOSEN), as_json=as_json)
         return
-    _only_of(context, ("regimes", "simulate"), "give --loop too")
-    _only_swept(swept, ROLLOUT_SWEPT, "give --loop too")
-    if question.several or question.limited:
-        _only_of(context, ONE_CLUSTER, "it is of one cluster, without --deadline and --budget")
-        _only_swept(swept, SEVERAL_SWEPT, "it is of one cluster, without --deadline and --budget")
-        ranked = context.get_parameter_source("objective") is ParameterSource.COMMANDLINE
-        config, _ = take_config(sources, options, settings, seed=seed)
-        show_clusters(config, question, objective if ranked else None, as_json=as_json)
+    _only_swept(swept, ROLLOUT_SWEPT, "give --regimes too")
+    if several or deadline_s is not None or dollars is not None:
+        remedy = "it is of one cluster, without --deadline and --budget"
+        _only_of(context, ("export",), remedy)
+        _only_swept(swept, SEVERAL_SWEPT, remedy)
+        limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
+        show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
-    _only_of(context, SEVERAL_CLUSTERS, "sweep cluster.gpus or cluster.gpu to compare clusters")
-    best = "cluster.roles" in swept
-    config, _ = take_config(sources, options, settings, roles_tried=best, seed=seed)
-    how = {"planner": planner, "cost": cost, "predictor": predictor, "objective": objective}
-    found = _planned_rollout(config, best=best, simulated=question.simulated, how=how)
+    _only_of(context, ("jobs",), "sweep cluster.gpus or cluster.gpu to compare clusters")
+    found = _planned_rollout(config, best=best)
     _show_rollout(found, as_json=as_json)
-    write_exports(found)
+    write_exports(found, export)
 
 
 def _show_rollout(found: "Planned", *, as_json: bool) -> None:
@@ -168,7 +142,7 @@ def _show_rollout(found: "Planned", *, as_json: bool) -> None:
 
 
 def _show_loop(found: "LoopPlan", same_options: list[str], *, as_json: bool) -> None:
-    from heddle.cli.show_loop_plan import show_loop_plan
+    from heddle.cli.show_loop import show_loop_plan
 
     if as_json:
         click.echo(json.dumps(found.plain(), allow_nan=False))
@@ -176,7 +150,7 @@ def _show_loop(found: "LoopPlan", same_options: list[str], *, as_json: bool) -> 
         show_loop_plan(found, same_options)
 
 
-def _one_cluster(question: SizeQuestion) -> None:
+def _one_cluster(several: bool) -> None:
     """Refuse several clusters.
 
     Raises:
@@ -184,26 +158,32 @@ def _one_cluster(question: SizeQuestion) -> None:
     """
     from heddle.config_files import ConfigError
 
-    if question.several:
+    if several:
         raise ConfigError(
-            "--loop plans for one number of GPUs of one type: sweep neither cluster.gpus nor "
+            "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor "
             "cluster.gpu"
         )
 
 
-def _planned_rollout(
-    config: "RunConfig", *, best: bool, simulated: bool, how: Mapping[str, Any]
-) -> "Planned":
+def _planned_rollout(config: "Config", *, best: bool) -> "Planned":
     from heddle.cli.progress import progress
     from heddle.planning.roles import plan_by_role
     from heddle.planning.simulation import replayed
     from heddle.setup import Workspace
 
-    shared = Workspace()
-    with progress(f"planning ({how['planner']})", "splits") as bar:
-        at = bar.at if bar.seen else None
-        found = plan_by_role(config, best=best, workspace=shared, on_split=at, **how)
-    if not simulated:
+    shared, how = Workspace(), config.policy
+    with progress(f"planning ({how.planner})", "splits") as bar:
+        found = plan_by_role(
+            config,
+            best=best,
+            workspace=shared,
+            on_split=bar.at if bar.seen else None,
+            planner=how.planner,
+            cost=how.cost,
+            predictor=how.predictor,
+            objective=config.plan.objective or "makespan",
+        )
+    if config.plan.estimate_only:
         return found
     with progress("simulating the trace"):
         return replayed(found, shared)
@@ -217,10 +197,10 @@ def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> Non
     """
     from heddle.config_files import ConfigError
 
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} has no effect here: {remedy}")
+            raise ConfigError(f"{flags[name]} has no effect here: {remedy}")
 
 
 def _possible(*, colocated: bool) -> list[str]:
@@ -244,23 +224,23 @@ def _only_swept(swept: Mapping[str, Any], keys: Sequence[str], remedy: str) -> N
             raise ConfigError(f"--sweep {key} has no effect here: {remedy}")
 
 
-CHOSEN = ("of_loop", "regimes", "simulate", "as_json", "sweeps")
+CHOSEN = ("regimes", "as_json", "sweeps")
 """Parameters of which the plan's own values are printed, or none."""
 
 
-def _planned_loop(
-    config: "RunConfig",
-    swept: Mapping[str, Any],
-    regimes: str,
-    simulate: int,
-    objective: "Objective",
-) -> "LoopPlan":
+def _planned_loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> "LoopPlan":
+    from heddle.cli.loop import regime_names
     from heddle.cli.progress import progress
     from heddle.loop.config import loop_of
     from heddle.loop.plan import plan_loop
     from heddle.loop.splits import splits
 
-    made = loop_of(config, [name.strip() for name in regimes.split(",") if name.strip()])
+    names = (
+        _possible(colocated=config.loop.colocated)
+        if regimes == BEST
+        else regime_names(regimes, config.regimes)
+    )
+    made = loop_of(config, names)
     own = BEST if config.loop.train_gpus is None else [made.train_gpus]
     numbers, degrees = swept.get("loop.train_gpus", own), swept.get("cluster.tp", BEST)
     with progress("estimating", "batches") as bar:
@@ -270,7 +250,7 @@ def _planned_loop(
                 None if numbers == BEST else numbers,
                 None if degrees == BEST else degrees,
             ),
-            simulate=simulate,
-            objective=objective,
+            simulate=config.plan.simulated,
+            objective=config.plan.objective or "makespan",
             on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
         )

@@ -17,17 +17,16 @@ as_json_option = click.option(
 )
 
 
-@click.group(invoke_without_command=True)
+@click.group()
+def policies() -> None:
+    """List presets, parts and models with a profile; write a policy of your own, and check it."""
+
+
+@policies.command("list")
 @as_json_option
-@click.pass_context
-def policies(ctx: click.Context, as_json: bool) -> None:
-    """List presets, parts and models with a profile, one line each; write and check your own."""
-    if ctx.invoked_subcommand is None:
-        _list(as_json)
-
-
-def _list(as_json: bool) -> None:
-    from heddle.cli.show import lines
+def list_(as_json: bool) -> None:
+    """List presets, parts and models with a profile, one line each."""
+    from heddle.cli.tables import lines
     from heddle.policies.plugins import installed_policies
     from heddle.policy_inputs import LEARNED, ORACLES
     from heddle_core.parts.table import KINDS, PARTS
@@ -57,8 +56,7 @@ def _list(as_json: bool) -> None:
 
 @policies.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Replace the file if it exists")
-def new(name: str, force: bool) -> None:
+def new(name: str) -> None:
     """Write NAME.py in this folder: a policy with a placement and a scheduler of its own.
 
     \b
@@ -73,8 +71,8 @@ def new(name: str, force: bool) -> None:
         raise OutputError(
             f"{name!r}: is no name of a Python module; use letters, digits and _, as my_policy"
         )
-    new_file(path, force)
-    if not path.exists() and _taken(name):
+    new_file(path)
+    if _taken(name):
         raise OutputError(f"{name}: an installed module has this name; choose another")
     write(path, policy_source(name).encode())
     click.echo(f"policy in {path}: {name}:policy")
@@ -134,7 +132,7 @@ def check(
 
 
 def _show(found: "PolicyCheck") -> None:
-    from heddle.cli.show import new_table, show
+    from heddle.cli.tables import new_table, show
 
     click.echo(
         f"{found.policy}: {found.trajectories:,} trajectories, {found.decisions:,} commands a run"

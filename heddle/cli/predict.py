@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from heddle.cli.options import NumberRange
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -23,6 +21,19 @@ if TYPE_CHECKING:
 
 _PATH = click.Path(path_type=Path)
 _TRACES = click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=_PATH)
+
+
+class NumberRange(click.FloatRange):
+    """Numbers of a range; refuses "nan", which no bound of `click.FloatRange` does."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 @click.group()
@@ -63,7 +74,7 @@ def fit(traces: tuple[Path, ...], output: Path, seed: int) -> None:
 
 @predict.command()
 @click.argument("model", metavar="MODEL", type=_PATH)
-@_TRACES
+@click.argument("traces", metavar="[TRACE...]", nargs=-1, type=_PATH)
 @click.option(
     "--slots",
     type=NumberRange(0.0, 1.0, min_open=True),
@@ -75,8 +86,12 @@ def fit(traces: tuple[Path, ...], output: Path, seed: int) -> None:
 def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool) -> None:
     """Evaluate MODEL on every TRACE, played as a rollout that it has not seen.
 
-    Recall is that of the longest 20 %; columns are steps that a trajectory has finished.
+    Recall is that of the longest 20 %; columns are steps that a trajectory has finished. Without a
+    TRACE, MODEL's kind, inputs and training data are shown.
     """
+    if not traces:
+        _describe(model, as_json)
+        return
     from heddle.cli.progress import progress
     from heddle_predict.artefact import read_artefact
     from heddle_predict.corpus import read_source
@@ -105,7 +120,7 @@ def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool)
     if as_json:
         click.echo(json.dumps(_plain(model, artefact, sources, found), allow_nan=False))
         return
-    from heddle.cli.show import show
+    from heddle.cli.tables import show
 
     for source in sources:
         head = (
@@ -116,16 +131,12 @@ def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool)
         show(_calibrated(found[source.name][artefact.header.kind], artefact.header.levels))
 
 
-@predict.command()
-@click.argument("model", metavar="MODEL", type=_PATH)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-def describe(model: Path, as_json: bool) -> None:
-    """Show MODEL's kind, inputs and training data."""
+def _describe(model: Path, as_json: bool) -> None:
     from textwrap import fill
 
     from rich.table import Table
 
-    from heddle.cli.show import show
+    from heddle.cli.tables import show
     from heddle_predict.artefact import read_artefact
 
     artefact = read_artefact(model)

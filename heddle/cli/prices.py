@@ -12,7 +12,7 @@ def prices(as_json: bool) -> None:
 
     --set prices.h100=2.1, or h100 = 2.1 under [prices] in heddle.toml, replaces one.
     """
-    from heddle.cli.show import lines
+    from heddle.cli.tables import lines
     from heddle.cost.prices import priced_classes
 
     rows = priced_classes()

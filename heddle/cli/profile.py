@@ -1,4 +1,4 @@
-"""`heddle profile`: the shipped profiles, and profiles of other models from a config.json."""
+"""`heddle profile`: profiles that are shipped, and those that you make, measure, fit and check."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,17 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import Numbers
+from heddle.cli.options import Numbers, settings_option, take_settings
+from heddle.cli.profile_engine import check, fit, measure
 
 
 @click.group()
 def profile() -> None:
-    """List the shipped profiles, or make one for any model from its config.json."""
+    """Times of engines: list those that are shipped, make one for any model, measure and check."""
+
+
+for _verb in (measure, fit, check):
+    profile.add_command(_verb)
 
 
 @profile.command("from-config")
@@ -20,34 +25,13 @@ def profile() -> None:
 @click.option(
     "--tp", "tps", type=Numbers(), default="1,2,4,8", show_default=True, help="TP degrees"
 )
-@click.option("--ep", "expert_parallel", is_flag=True, help="Spread experts over all GPUs")
-@click.option(
-    "--attention-dp",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Attention data-parallel ranks of an engine",
-)
-@click.option(
-    "--precision",
-    type=click.Choice(["bf16", "fp8", "mxfp4", "nvfp4", "int4"]),
-    default=None,
-    help="Of the linear layers [the configuration's]",
-)
-@click.option("--kv-precision", type=click.Choice(["bf16", "fp8"]), default="bf16")
-@click.option(
-    "--source",
-    type=click.Choice(["auto", "aiconfigurator", "roofline"]),
-    default="auto",
-    show_default=True,
-    help="auto: AIConfigurator's kernel times where installed, else the roofline",
-)
 @click.option("--name", default=None, help="Name of the model in the profile")
+@settings_option
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="File to write")
 @click.option("--force", is_flag=True, help="Replace the file if it exists")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
 def from_config(
-    kv_precision: str, out: Path | None, force: bool, as_json: bool, **given: Any
+    settings: tuple[str, ...], out: Path | None, force: bool, as_json: bool, **given: Any
 ) -> None:
     """Make the profile of a model from its config.json.
 
@@ -55,17 +39,28 @@ def from_config(
     class, with efficiencies fitted on kernel times of other models, plus the host time of the
     shipped profiles. Its cross-validated error is printed and kept in the file. Where
     aiconfigurator-core is installed and has the model, its kernel times are used instead.
+
+    Layouts are those of cluster.expert_parallel and cluster.attention_dp; profile.precision,
+    profile.kv_precision and profile.source say what is read of the configuration, and from where.
     """
     from heddle.cli.outputs import new_file, write
-    from heddle.cli.show_config_profile import plain_config_profile, show_config_profile
+    from heddle.cli.show_profile import plain_config_profile, show_config_profile
     from heddle_calibrate.profiles import encode_profile
     from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 
+    config = take_settings(settings)
     if out is not None:
         new_file(out, force)
         if out.suffix != ".json":
             raise click.UsageError(f"--out {out}: a profile is named by a path that ends in .json")
-    request = ConfigRequest(fp8_kv=kv_precision == "fp8", **given)
+    request = ConfigRequest(
+        expert_parallel=config.cluster.expert_parallel == "on",
+        attention_dp=config.cluster.attention_dp,
+        precision=config.profile.precision,
+        fp8_kv=config.profile.kv_precision == "fp8",
+        source=config.profile.source,
+        **given,
+    )
     made = profile_from_config(request)
     if out is not None:
         write(out, encode_profile(made.profile))

@@ -22,26 +22,20 @@ PERFETTO = (".json", ".json.gz")
     "--out",
     type=click.Path(path_type=Path),
     default=None,
-    help="FILE.html for a page, FILE.json.gz with --perfetto, else a folder for figures "
+    help="FILE.html for a page, FILE.json.gz for Perfetto, else a folder for figures "
     "[RUN/figures for one run, figures beside the first for several]",
-)
-@click.option(
-    "--perfetto", is_flag=True, help="Write one run for ui.perfetto.dev or chrome tracing"
 )
 @click.option("--force", is_flag=True, help="Replace a page or Perfetto file that is there")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-def report(
-    runs: tuple[Path, ...], out: Path | None, perfetto: bool, force: bool, as_json: bool
-) -> None:
+def report(runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool) -> None:
     """Show the figures of runs side by side, and draw them. A comparison's folder is its runs.
 
     With -o FILE.html: one page with summary, timeline, plan, differences and every trajectory,
     which needs no network. It also shows a run that is under way or broke off, as far as it goes.
-    With --perfetto -o FILE.json.gz: one run as a timeline for Perfetto or chrome://tracing.
+    With -o FILE.json.gz: one run as a timeline for Perfetto or chrome://tracing.
     Otherwise: a table, and running steps per engine, completion, active trajectories and queueing
     delay as PNG files.
     """
-    from heddle.cli.outputs import OutputError
     from heddle.runs.comparison_folder import in_order_of_table
     from heddle.runs.files import MANIFEST
 
@@ -51,14 +45,12 @@ def report(
     runs = tuple(dict.fromkeys(each for path in runs for each in _runs_of(path)))
     runs = tuple(in_order_of_table(runs))
     name = "" if out is None else out.name.lower()
-    if perfetto:
-        file = _perfetto(runs, out, force)
-        _written(runs, file, "perfetto", as_json)
+    if out is not None and name.endswith(PERFETTO):
+        _perfetto(runs, out, force)
+        _written(runs, out, "perfetto", as_json)
     elif out is not None and name.endswith(PAGE):
         write_page(runs, out, force)
         _written(runs, out, "page", as_json)
-    elif name.endswith(PERFETTO):
-        raise OutputError(f"{out}: a file of this kind is written with --perfetto")
     else:
         _figures(runs, out, as_json)
 
@@ -100,7 +92,7 @@ def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bo
         click.echo(f"{out}: {len(made) / 1e6:.1f} MB, opens without a network", err=True)
 
 
-def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
+def _perfetto(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     from heddle.cli.outputs import OutputError, new_file, write
     from heddle.cli.progress import progress
     from heddle.reports.perfetto import trace_events
@@ -108,9 +100,7 @@ def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
     from heddle.runs.record import record
 
     if len(paths) != 1:
-        raise OutputError(f"--perfetto writes one run to a file, not {len(paths)}: name one RUN")
-    if out is None or not out.name.lower().endswith(PERFETTO):
-        raise OutputError("--perfetto needs the name of a file: -o run.json.gz (or run.json)")
+        raise OutputError(f"{out}: a file for Perfetto has one run, not {len(paths)}: name one RUN")
     new_file(out, force)
     run = _any_run(paths[0])
     with progress(f"reading {run.label}") as bar:
@@ -121,7 +111,6 @@ def _perfetto(paths: tuple[Path, ...], out: Path | None, force: bool) -> Path:
     write(out, made)
     if shown.note is not None:
         click.echo(f"{out}: {shown.note}", err=True)
-    return out
 
 
 def _any_run(path: Path) -> "Run":

@@ -25,7 +25,6 @@ STATUSES = ("finished", "running", "interrupted", "failed", "unfinished", "damag
     help="Folder of runs, the --out of other commands",
 )
 @click.option("--policy", default=None, help="Only runs of this policy, as heddle or verl@tp4")
-@click.option("--trace", default=None, help="Only runs of this trace")
 @click.option("--status", type=click.Choice(STATUSES), default=None, help="Only with this status")
 @click.option("--last", type=click.IntRange(1), default=None, help="Only the newest so many")
 @click.option("--page", is_flag=True, help="Print the page of the newest; write it where absent")
@@ -35,7 +34,6 @@ def runs(
     words: tuple[str, ...],
     folder: Path,
     policy: str | None,
-    trace: str | None,
     status: str | None,
     last: int | None,
     page: bool,
@@ -50,13 +48,12 @@ def runs(
         run
         for run in listed_runs(folder)
         if all(word in run.path.name for word in words)
-        and (trace is None or run.trace == trace)
         and (status is None or run.status == status)
         and (policy is None or any(_is(policy, name) for name in run.policies))
     ]
     found = found[-last:] if last else found
     if not found:
-        chosen = " that match" if words or policy or trace or status else ""
+        chosen = " that match" if words or policy or status else ""
         raise RunError(f"{folder}: has no runs{chosen}; `heddle runs --in {folder}` lists all")
     if page or opened:
         _page(found[-1], opened, as_json)
@@ -73,7 +70,7 @@ def _is(policy: str, row: str) -> bool:
 
 
 def _table(found: "list[ListedRun]") -> None:
-    from heddle.cli.show import new_table, number_cell, show
+    from heddle.cli.tables import new_table, number_cell, show
 
     table = new_table("name", "status", "trace", "runs", "makespan_s", "policies, best first")
     for run in found:

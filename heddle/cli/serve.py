@@ -1,6 +1,7 @@
 """`heddle serve`: a gateway for clients that speak OpenAI's protocol, or send token ids."""
 
 import json
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,6 @@ ENGINE = click.Choice(["vllm", "http", "fake"])
 
 @click.command()
 @click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [heddle]")
-@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option(
     "--engine",
     type=ENGINE,
@@ -35,7 +35,6 @@ ENGINE = click.Choice(["vllm", "http", "fake"])
     multiple=True,
     help="URL of a running vllm serve; repeat it. More may join by POST /workers",
 )
-@click.option("--engine-key", default="", envvar="HEDDLE_ENGINE_KEY", help="API key of --worker")
 @click.option(
     "--engines",
     type=int,
@@ -48,27 +47,14 @@ ENGINE = click.Choice(["vllm", "http", "fake"])
     default=None,
     help="TP degree, or one for each engine as 1,2 [what --worker says, or 1]",
 )
-@click.option("--name", "names", multiple=True, help="Name of the model for requests; repeat it")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on")
 @click.option("--port", type=click.IntRange(0, 65_535), default=8400, show_default=True)
 @click.option("--api-key", default="", envvar="HEDDLE_API_KEY", help="Key of clients [none]")
-@click.option(
-    "--admin-key",
-    default="",
-    envvar="HEDDLE_ADMIN_KEY",
-    help="Key of engines and control [none: only from this machine]",
-)
-@click.option(
-    "--open-to-all",
-    is_flag=True,
-    help="Without --api-key on an address that others reach: all may use and control it",
-)
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
 @served
 def serve(
     settings: tuple[str, ...],
     policy: str | None,
-    seed: int | None,
     engine: str | None,
     urls: tuple[str, ...],
     engines: int | None,
@@ -82,6 +68,10 @@ def serve(
     Each session is a trajectory, and its client is the tool. Ctrl-C ends the run in order, and
     leaves a run directory that `heddle replay`, `heddle report` and `heddle trace extract` read.
     With --engine fake no model runs: engines keep time as the profile says, and words are made up.
+
+    Keys of others are in the environment, so that no file has them: HEDDLE_ENGINE_KEY is sent to
+    the engines of --worker; who has HEDDLE_ADMIN_KEY may add engines and control them from another
+    machine. [serve] names the model, and says how clients are treated.
     """
     engine = engine or ("http" if urls else None)
     _check_options(engine, urls, engines)
@@ -99,7 +89,6 @@ def serve(
         usual={"policy.preset": "heddle"},
         policy__preset=policy,
         trace="gateway",
-        seed=seed,
         runtime__engine=engine,
         runtime__model_dir=own.pop("model_dir"),
         engines=(None, None) if engine == "http" else (engines, tps),
@@ -121,7 +110,7 @@ def serve(
         at_once = f"{gateway.front.max_open:,} requests at once (serve.max_open, ulimit -Hn)"
         note(f"{at_once}; more get status 429")
     if gateway.front.open_to_all:
-        note("--open-to-all: every client that can connect may use it and control its engines")
+        note("serve.open_to_all: every client that can connect may use it and control its engines")
     result = serve_clients(
         config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
     )
@@ -149,7 +138,7 @@ def _url_tps(urls: tuple[str, ...], tps: str | None) -> tuple[int, ...]:
     return each
 
 
-_OWN = ("model_dir", "host", "port", "names", "engine_key", "api_key", "admin_key", "open_to_all")
+_OWN = ("model_dir", "host", "port", "api_key")
 """Options that are of no run's configuration, and the model's folder."""
 
 
@@ -160,26 +149,20 @@ def _gateway(
     from heddle.gateway.config import GatewayConfig
     from heddle_gateway.app import most_open
     from heddle_gateway.front import FrontSettings
-    from heddle_gateway.sessions import SessionLimits
 
     serve = config.serve
     return GatewayConfig(
         host=own["host"],
         port=own["port"],
-        model_names=own["names"],
         engine_urls=urls,
         engine_tps=url_tps if urls else (),
         engine_tp=min(url_tps, default=None),
-        engine_key=own["engine_key"],
-        fake_tokens=serve.fake_tokens,
+        engine_key=os.environ.get("HEDDLE_ENGINE_KEY", ""),
         fake_replies=_replies(Path(serve.fake_replies)) if serve.fake_replies else None,
-        render_options=serve.render_options,
-        engine_wait_s=serve.engine_wait_s,
-        sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
         front=FrontSettings(
             api_key=own["api_key"],
-            admin_key=own["admin_key"],
-            open_to_all=own["open_to_all"],
+            admin_key=os.environ.get("HEDDLE_ADMIN_KEY", ""),
+            open_to_all=serve.open_to_all,
             max_open=serve.max_open or most_open(),
             user_is_session=serve.user_is_session,
             lists_itself=serve.list_itself,

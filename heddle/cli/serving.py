@@ -1,7 +1,8 @@
-"""`heddle calibrate serving`: published serving runs beside what profiles predict of them."""
+"""`heddle profile check ROWS.csv`: published serving runs beside what profiles predict."""
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,22 +14,11 @@ if TYPE_CHECKING:
 SCHEMA = "heddle.serving/1"
 
 
-@click.command("serving")
-@click.argument(
-    "tables", metavar="ROWS.csv...", nargs=-1, required=True, type=click.Path(path_type=Path)
-)
-@click.option(
-    "--profile",
-    "files",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Profile file, repeated [all shipped]",
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
-def serving(tables: tuple[Path, ...], files: tuple[Path, ...], as_json: bool) -> None:
-    """Predict published serving runs (closed loops of clients) from profiles, with the errors.
+def check_rows(tables: Sequence[Path], files: Sequence[Path], *, as_json: bool) -> None:
+    """Predict published serving runs from profiles (files, or all that are shipped), and print it.
 
-    Errors of TPOT and TTFT are printed by model and GPU class, TP degree and concurrency.
+    Raises:
+        PublishedRowsError: no row can be predicted.
     """
     from heddle_calibrate.serving.errors import predict_rows, shipped_profiles
     from heddle_calibrate.serving.published_rows import PublishedRowsError
@@ -53,7 +43,7 @@ def no_runs(report: "ServingReport") -> str:
         return "no row can be predicted: the tables have no rows below their first line; add some"
     return (
         f"no row can be predicted: {why}; take rows of models and classes that `heddle profile "
-        "list` shows, or give profiles with --profile FILE"
+        "list` shows, or give profiles with --model FILE"
     )
 
 
@@ -73,7 +63,7 @@ def _parts(report: "ServingReport", engine: str) -> dict[str, list["PartError"]]
 
 def show_report(report: "ServingReport") -> None:
     """Print tables of errors, the runs with the largest ones, and why rows were left out."""
-    from heddle.cli.show import new_table, show
+    from heddle.cli.tables import new_table, show
     from heddle_calibrate.serving.errors import median_of_groups
 
     for engine in report.engines:

@@ -1,10 +1,26 @@
-"""A comparison of regimes as text."""
+"""RL loops as text: a comparison of regimes, and a plan."""
+
+import shlex
+from collections.abc import Sequence
 
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.show import cost_cells, estimate_cell, new_table, objective_cell, show, show_ranking
+from heddle.cli.tables import (
+    cost_cells,
+    costs,
+    estimate_cell,
+    new_table,
+    objective_cell,
+    show,
+    show_ranking,
+    show_rows,
+)
+from heddle.loop.plan import LoopPlan, StepEstimate
 from heddle.loop.result import LoopComparison, RegimeResult, plans
+
+SHOWN = 8
+"""Rows of a plan at most, and those that were simulated."""
 
 
 def show_loop(result: LoopComparison) -> None:
@@ -49,55 +65,35 @@ def _head(result: LoopComparison) -> None:
 
 
 def _regimes(result: LoopComparison) -> None:
-    config = result.tried[0].setup.config
-    limited = result.regimes[0].reward_busy is not None
-    few = result.regimes[0].environment_busy is not None
-    reference = result.regimes[0].step_s.mean
-    table = new_table(
-        "regime",
-        *([] if config.colocated else ["train GPUs"]),
-        "TP",
-        *(["running"] if len(result.running) > 1 else []),
-        "measured",
-        "step_s",
-        f"vs {result.regimes[0].setup.name}",
-        "samples_per_s",
-        "GPU-hours/1k",
-        "$/1k",
-        "rollout busy",
-        "train busy",
-        *(["reward busy"] if limited else []),
-        *(["env. busy"] if few else []),
-        "staleness",
-        "oldest",
-        "wasted",
-        "length bias",
-        "KS",
-        "of bound",
-    )
+    config, reference = result.tried[0].setup.config, result.regimes[0]
+    several = len(result.running) > 1
+    rows = []
     for row in result.regimes:
-        table.add_row(
-            row.setup.name,
-            *([] if config.colocated else [str(row.setup.train_gpus)]),
-            _tp(row),
-            *([_running(row)] if len(result.running) > 1 else []),
-            str(len(row.runs[0].step_s)),
-            estimate_cell(row.step_s),
-            f"{reference / row.step_s.mean:.2f} x",
-            f"{row.samples_per_s:.2f}",
-            *cost_cells(row.cost_per_1k_samples),
-            f"{row.rollout_busy:.2f}",
-            f"{row.train_busy:.2f}",
-            *([f"{row.reward_busy or 0.0:.2f}"] if limited else []),
-            *([f"{row.environment_busy or 0.0:.2f}"] if few else []),
-            f"{row.mean_staleness:.2f}",
-            f"{max(row.staleness)}",
-            f"{row.wasted_share:.3f}",
-            f"{row.length_bias:.3f}",
-            f"{row.length_distance:.3f}",
-            f"{row.bound_fraction:.2f}",
+        busy = {"reward busy": row.reward_busy, "env. busy": row.environment_busy}
+        counted = {name: share for name, share in busy.items() if share is not None}
+        rows.append(
+            {
+                "regime": row.setup.name,
+                **({} if config.colocated else {"train GPUs": str(row.setup.train_gpus)}),
+                "TP": _tp(row),
+                **({"running": _running(row)} if several else {}),
+                "measured": str(len(row.runs[0].step_s)),
+                "step_s": estimate_cell(row.step_s),
+                f"vs {reference.setup.name}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
+                "samples_per_s": f"{row.samples_per_s:.2f}",
+                **costs(row.cost_per_1k_samples, "/1k"),
+                "rollout busy": f"{row.rollout_busy:.2f}",
+                "train busy": f"{row.train_busy:.2f}",
+                **{name: f"{share:.2f}" for name, share in counted.items()},
+                "staleness": f"{row.mean_staleness:.2f}",
+                "oldest": f"{max(row.staleness)}",
+                "wasted": f"{row.wasted_share:.3f}",
+                "length bias": f"{row.length_bias:.3f}",
+                "KS": f"{row.length_distance:.3f}",
+                "of bound": f"{row.bound_fraction:.2f}",
+            }
         )
-    show(table)
+    show_rows(rows)
 
 
 def _splits(result: LoopComparison) -> None:
@@ -106,10 +102,14 @@ def _splits(result: LoopComparison) -> None:
         "\nseconds of a step: the trainer waits for trajectories, or only for rewards of its batch;"
     )
     click.echo("it trains; it waits for a weight update, or for GPUs that change between the two\n")
-    table = new_table("regime", "rollout", "reward", "training", "update")
-    for row in result.regimes:
-        table.add_row(row.setup.name, *(f"{seconds:,.1f}" for seconds in row.split_s.values()))
-    show(table)
+    parts = ("rollout", "reward", "training", "update")
+    show_rows(
+        [
+            {"regime": row.setup.name}
+            | {part: f"{s:,.1f}" for part, s in zip(parts, row.split_s.values(), strict=True)}
+            for row in result.regimes
+        ]
+    )
 
 
 def _tried(result: LoopComparison) -> None:
@@ -147,3 +147,56 @@ def _tp(row: RegimeResult) -> str:
 
 def _running(row: RegimeResult) -> str:
     return str(row.setup.config.run.cluster.max_running)
+
+
+def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
+    """The best settings, what they were estimated and simulated to take, and the command to run.
+
+    `words` are the sources and options that this command shares.
+    """
+    best, result = plan.best
+    config = best.setup.config
+    cluster = config.run.cluster
+    click.echo(
+        f"cluster  {best.setup.gpus} x {best.setup.run.profile.gpu_label}, {cluster.model}; policy "
+        f"{config.run.policy.preset}; batches of {config.groups} x {config.samples}"
+    )
+    click.echo(
+        f"tried    {len(plan.estimates)} settings, estimated from lengths of the trace; "
+        f"{len(plan.simulated)} simulated, {config.batches} batches each; best by {plan.objective}"
+    )
+    click.echo(f"prices   {best.setup.prices.text(best.setup.gpus_by_class)}\n")
+    least = result.value(plan.objective)
+    rows = []
+    for number, estimate in enumerate(plan.estimates[: max(SHOWN, len(plan.simulated))]):
+        simulated = plan.simulated[number] if number < len(plan.simulated) else None
+        setup = estimate.setup
+        over = None if simulated is None else simulated.value(plan.objective) / least
+        rows.append(
+            {
+                "regime": ("* " if estimate is best else "") + setup.name,
+                "rollout GPUs": str(setup.config.run.cluster.gpus),
+                "train GPUs": str(setup.train_gpus),
+                "TP": str(setup.config.run.cluster.tp),
+                "trainer": f"TP {setup.layout.tp} PP {setup.layout.pp}",
+                "estimated_s": f"{estimate.step_s:,.1f}",
+                "simulated_s": "-" if simulated is None else f"{simulated.step_s.mean:,.1f}",
+                "over best": "-" if over is None else f"{over:.2f} x",
+                "est. GPU-hours/1k": cost_cells(estimate.cost_per_1k_samples)[0],
+                "est. $/1k": cost_cells(estimate.cost_per_1k_samples)[1],
+                "waits for": estimate.limit,
+            }
+        )
+    show_rows(rows)
+    click.echo(
+        "\ncost     1,000 trained samples of the best, as simulated: "
+        + " GPU-hours, $ ".join(cost_cells(result.cost_per_1k_samples))
+    )
+    click.echo(f"next     heddle loop {shlex.join(words)} {_chosen(best)}")
+
+
+def _chosen(estimate: StepEstimate) -> str:
+    config = estimate.setup.requested
+    shared = config.colocated
+    where = "" if shared else f"--set loop.train_gpus={estimate.setup.train_gpus} "
+    return f"--regimes {estimate.setup.name} {where}--tp {config.run.cluster.tp}"

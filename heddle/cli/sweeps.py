@@ -16,6 +16,9 @@ BEST: Final[Literal["best"]] = "best"
 Values: TypeAlias = Any
 """`BEST`, or the values to try."""
 
+WATERFALL: Final = "waterfall"
+"""Parts of `heddle`, each added to those before it."""
+
 KINDS: Final[Mapping[str, str]] = {
     "cluster.tp": "numbers",
     "cluster.max_running": "numbers",
@@ -23,8 +26,9 @@ KINDS: Final[Mapping[str, str]] = {
     "cluster.gpu": "listed names",
     "cluster.roles": BEST,
     "loop.train_gpus": "numbers",
+    "policy.parts": WATERFALL,
 }
-"""What can be tried of a key: numbers or `BEST`; listed ones, without `BEST`; or `BEST` alone."""
+"""What can be tried of a key: numbers or `BEST`; listed ones, without `BEST`; or one word alone."""
 
 
 def sweep_option(*keys: str) -> "Verb":
@@ -64,10 +68,12 @@ def read_sweeps(
 def _values(text: str, kind: str, listed: str) -> Values:
     from heddle.config_files import ConfigError
 
+    if kind in (BEST, WATERFALL):
+        if listed != kind:
+            raise ConfigError(f"--sweep {text}: only {kind} can be tried; set one value by --set")
+        return listed
     if listed == BEST and not kind.startswith("listed"):
         return BEST
-    if kind == BEST:
-        raise ConfigError(f"--sweep {text}: only best can be tried; set one value by --set")
     names = [name.strip() for name in listed.split(",")]
     if kind.endswith("names"):
         if not all(names):

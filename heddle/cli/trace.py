@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from heddle.cli.options import settings_option, take_settings
 from heddle.cli.trace_import import import_
-from heddle.cli.trace_make import extract, free, resample
+from heddle.cli.trace_make import extract, resample
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,17 +85,14 @@ def show_description(stats: TraceStats) -> None:
 
 @trace.command()
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
+@click.argument("limit", metavar="[LIMIT]", type=click.IntRange(1, 1_000_000), default=100)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 1_000_000),
-    default=100,
-    show_default=True,
-    help="Problems to list.",
-)
 @click.pass_context
-def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
-    """List what is wrong with TRACE. Exit status 0: nothing; 1: something; 2: wrong usage."""
+def check(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
+    """List what is wrong with TRACE, LIMIT problems at most [100].
+
+    Exit status 0: nothing; 1: something; 2: wrong usage.
+    """
     from heddle.cli.progress import progress
     from heddle_trace import problems
 
@@ -117,43 +115,26 @@ def validate(ctx: click.Context, path: Path, as_json: bool, limit: int) -> None:
 @trace.command()
 @click.argument("workload", type=click.Choice(WORKLOADS))
 @click.option("--trajectories", type=click.IntRange(1, 1_000_000), default=6_400, show_default=True)
+@click.option("--samples", type=click.IntRange(1, 1_000_000), default=16, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option(
-    "--samples-per-group", type=click.IntRange(1, 1_000_000), default=16, show_default=True
-)
-@click.option(
-    "--drift",
-    type=float,
-    default=1.0,
-    help="Output tokens of the last prompt over the first, growing evenly, as lengths grow while a "
-    "model learns [1]",
-)
-@click.option(
-    "--steps", type=click.IntRange(1), default=None, help="Steps of training to record it in [none]"
-)
-@click.option(
-    "--env-start-s", type=float, default=None, help="Median start of an environment [not recorded]"
-)
-@click.option("--reward-s", type=float, default=None, help="Median time of a reward [not recorded]")
-@click.option(
-    "--shrink", type=float, default=1.0, help="Divide token counts by this, for slow engines [1]"
-)
+@settings_option
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 def synth(
     workload: str,
     trajectories: int,
+    samples: int,
     seed: int,
-    samples_per_group: int,
-    drift: float,
-    steps: int | None,
-    env_start_s: float | None,
-    reward_s: float | None,
-    shrink: float,
+    settings: tuple[str, ...],
     out: Path,
     force: bool,
 ) -> None:
-    """Make a synthetic trace of a WORKLOAD and write it to OUT."""
+    """Make a synthetic trace of a WORKLOAD, in groups of SAMPLES, and write it to OUT.
+
+    [synth] says what else it has: lengths that drift, batches of training, starts of environments
+    and rewards.
+    """
+    from heddle.cli.outputs import new_file
     from heddle.cli.progress import progress
     from heddle_trace import synth as synthesised
     from heddle_trace import write_trace
@@ -161,17 +142,18 @@ def synth(
     from heddle_trace.shrink import shrunk
     from heddle_trace.table import Records
 
-    free(out, force)
+    own = take_settings(settings).synth
+    new_file(out, force)
     with progress(f"making {trajectories:,} trajectories"):
         records = with_loop_fields(
-            synthesised(workload, trajectories, seed, samples_per_group, drift=drift),
+            synthesised(workload, trajectories, seed, samples, drift=own.drift),
             seed=seed,
-            steps=steps,
-            env_start_s=env_start_s,
-            reward_s=reward_s,
+            steps=own.batches,
+            env_start_s=own.env_start_s,
+            reward_s=own.reward_s,
         )
-        if shrink != 1.0:
-            records = Records.of(shrunk(record, shrink) for record in records)
+        if own.shrink != 1.0:
+            records = Records.of(shrunk(record, own.shrink) for record in records)
         written = write_trace(out, records)
     tokens = int(records.step("output_tokens").recorded().sum())
     message = f"{out}: {trajectories:,} trajectories, {tokens:,} output tokens"

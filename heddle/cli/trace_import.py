@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
-from heddle.cli.options import Verb
-from heddle.cli.trace_make import free
+from heddle.cli.options import settings_option, take_settings
 
 if TYPE_CHECKING:
     from heddle_trace.importers import ImportReport
@@ -32,61 +31,29 @@ FORMATS = (
     "atif",
     "openhands",
 )
-CHARS_PER_TOKEN = 3.6
 _SHOWN = 5
-_PROGRESS_EVERY = 100  # trajectories; a terminal needs no more
-
-
-def log_options(verb: Verb) -> Verb:
-    """Add the options that say how logs are read."""
-    for option in reversed(_LOG_OPTIONS):
-        verb = option(verb)
-    return verb
-
-
-_LOG_OPTIONS = (
-    click.option(
-        "--format",
-        "format_",
-        type=click.Choice(["auto", *FORMATS]),
-        default="auto",
-        show_default=True,
-        help="What the files are; auto looks into them.",
-    ),
-    click.option("--skip-bad", is_flag=True, help="Leave damaged records out, and count them."),
-    click.option(
-        "--tokenizer",
-        metavar="PATH|NAME",
-        help="Counts tokens where the log does not: a tokenizer.json, a *.tiktoken, or an "
-        "encoding.",
-    ),
-    click.option(
-        "--chars-per-token",
-        type=float,
-        default=CHARS_PER_TOKEN,
-        show_default=True,
-        help="Without a tokenizer: characters that are taken for a token.",
-    ),
-)
 
 
 @click.command("import")
 @click.argument(
     "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@log_options
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["auto", *FORMATS]),
+    default=None,
+    help="What the files are; auto looks into them. [auto]",
+)
+@settings_option
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
-@click.option("--workload", help="Name of the task, in place of the format's own.")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def import_(
     files: tuple[Path, ...],
-    format_: str,
+    format_: str | None,
+    settings: tuple[str, ...],
     out: Path,
-    skip_bad: bool,
-    tokenizer: str | None,
-    chars_per_token: float,
-    workload: str | None,
     force: bool,
     as_json: bool,
 ) -> None:
@@ -94,27 +61,14 @@ def import_(
 
     A folder stands for the files in it; those of another format are left out, and listed.
     Says what it read, left out and assumed. A damaged record stops it, and nothing is written.
+    [logs] says how tokens are counted, what task it is, and whether damaged records are left out.
     """
-    from heddle.cli.progress import progress
-    from heddle_trace.importers import import_trace
+    from heddle.cli.logs import imported
+    from heddle.cli.outputs import new_file
 
-    free(out, force)
-    with progress("importing") as bar:
-
-        def on_progress(read: int, written: int) -> None:
-            if bar.seen and written % _PROGRESS_EVERY == 0:
-                bar.now(f"importing: {read:,} records read, {written:,} trajectories written")
-
-        report = import_trace(
-            files,
-            out,
-            format=format_,
-            skip_bad=skip_bad,
-            tokenizer=tokenizer,
-            chars_per_token=chars_per_token,
-            workload=workload,
-            on_progress=on_progress,
-        )
+    own = take_settings(settings, logs__format=format_).logs
+    new_file(out, force)
+    report = imported(files, own, out)
     if as_json:
         answer = {"schema": "heddle.trace.import/1", "trace": str(out), **asdict(report)}
         click.echo(json.dumps(answer))

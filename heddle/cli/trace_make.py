@@ -35,12 +35,13 @@ def extract(
     run: Path, out: Path, with_silent: bool, unfinished: bool, force: bool, as_json: bool
 ) -> None:
     """Turn the journal of a RUN back into a trace."""
+    from heddle.cli.outputs import new_file
     from heddle.cli.progress import progress
     from heddle.runs import load_run
     from heddle_trace import write_trace
     from heddle_trace.extract import extract as extracted
 
-    free(out, force)
+    new_file(out, force)
     with progress(f"extracting {run.name}"):
         loaded = load_run(run, unfinished=unfinished)
         loaded.verify()
@@ -70,10 +71,8 @@ def extract(
 
 @click.command()
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
-@click.option("--groups", type=click.IntRange(1, 100_000), required=True, help="Groups to draw.")
-@click.option(
-    "--samples", type=click.IntRange(1, 10_000), required=True, help="Trajectories of each."
-)
+@click.argument("groups", type=click.IntRange(1, 100_000))
+@click.argument("samples", type=click.IntRange(1, 10_000))
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="*.jsonl[.gz]")
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
@@ -81,12 +80,13 @@ def extract(
 def resample(
     path: Path, groups: int, samples: int, seed: int, out: Path, force: bool, as_json: bool
 ) -> None:
-    """Draw a rollout from TRACE: groups of samples, each used once before any is used twice."""
+    """Draw a rollout from TRACE: GROUPS of SAMPLES, each used once before any is used twice."""
+    from heddle.cli.outputs import new_file
     from heddle.cli.progress import progress
     from heddle_trace import read_trace, write_trace
     from heddle_trace.resample import resample as resampled
 
-    free(out, force)
+    new_file(out, force)
     if realpath(out) == realpath(path):
         raise click.UsageError(f"{out} is the trace to draw from; write to another file")
     if groups * samples > 1_000_000:
@@ -127,9 +127,3 @@ def drawn_lines(report: ResampleReport, out: Path, sha256: str) -> list[str]:
             f"left out  {report.left_out_arrivals:,} arrival times: a rollout begins at once"
         )
     return lines
-
-
-def free(out: Path, force: bool) -> None:
-    """Refuse to replace a file without `--force`."""
-    if out.exists() and not force:
-        raise click.UsageError(f"{out} exists; name another file, or replace it with --force")

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, TypeAlias
 
 from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.failures import faults_of
-from heddle.cluster.gpu_pools import PoolConfig, check_pools
+from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
 from heddle_sim.services import ServiceConfig, ToolServices
@@ -30,17 +30,11 @@ MIN_REPORT_S = 0.01
 
 
 _OF_ONE_CLASS = {
-    "mix": "give each pool its own TP degree, as h800:4:tp=2",
+    "mix": "give each pool its own TP degree, as tp = 2",
     "standby_tp": "leave it out",
     "roles": "leave it out, or give --gpu and --gpus in place of cluster.pool",
 }
 """Settings that do not go with pools, and the remedy."""
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError with `message` unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +42,15 @@ class ClusterConfig:
     """The simulated cluster: one model, and engines of one TP degree unless planned."""
 
     model: str = "qwen3-14b"
-    """Model that the engines serve; `heddle policies` lists those with a profile."""
+    """Model that the engines serve; `heddle policies list` lists those with a profile."""
     gpu: str = "h100"
     """GPU class of every engine."""
     gpus: Annotated[int, Bounds(1, MAX_GPUS)] = 8
     """GPUs in all; a multiple of `tp`."""
+    engines: tuple[EnginePool, ...] = ()
+    """Engines as a list of pools, `[[cluster.engines]]` with `gpu`, `gpus` or `count`, `tp`,
+    `role`, in place of `gpu`, `gpus`, `tp` and the keys that name the same of each kind of
+    cluster: `pool`, `mix`, `roles`, `prefill_tp`, which have it then."""
     pool: tuple[PoolConfig, ...] = ()
     """Pools of GPUs of several classes, in place of `gpu` and `gpus`: these are then the first
     class and the sum."""
@@ -130,6 +128,7 @@ class ClusterConfig:
     """Rule for a trajectory whose context exceeds an engine's KV: refuse all, or drop it."""
 
     def __post_init__(self) -> None:
+        self._take_engines()
         self._take_pools()
         check_bounds(self)
         try:
@@ -169,6 +168,21 @@ class ClusterConfig:
     def restart_limit(self) -> RestartLimit:
         """`restarts` and `restart_window_s`."""
         return RestartLimit(restarts=self.restarts, window_s=self.restart_window_s)
+
+    def _take_engines(self) -> None:
+        """Make other keys what `engines` says."""
+        if not self.engines:
+            return
+        require(
+            not (self.pool or self.mix or self.roles or self.prefill_tp),
+            "engines says what pool, mix, roles and prefill_tp say: leave these out",
+        )
+        said = engine_keys(self.engines, self.tp, self.attention_dp)
+        if "roles" in said and self.gpus > said["gpus"]:
+            del said["gpus"]  # A loop: its trainer has the others.
+        for key, value in said.items():
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "engines", ())
 
     def _take_pools(self) -> None:
         """Check the pools, and make `gpu` and `gpus` what they say."""
@@ -250,7 +264,7 @@ class ClusterConfig:
         return self.tp * self.attention_dp
 
     @property
-    def engines(self) -> int:
+    def engine_count(self) -> int:
         """Engines that are not planned, those that only prefill left out."""
         return sum(each.home_gpus // each.engine_gpus for each in self.classes)
 

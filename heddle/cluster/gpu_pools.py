@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-_FORM: Final = "write CLASS:GPUS as h800:96, and after it :tp=DEGREE or :profile=FILE.json"
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +34,82 @@ class PoolConfig:
             )
 
 
-def read_pool(text: str) -> dict[str, Any]:
-    """Read ``CLASS:GPUS``, ``:tp=DEGREE`` and ``:profile=FILE`` into the fields of a `PoolConfig`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePool:
+    """Engines of one kind: an entry of `cluster.engines`."""
+
+    gpu: str | None = None
+    """GPU type. None: the cluster's."""
+    gpus: int | None = None
+    """GPUs of these engines; or give `count`."""
+    count: int | None = None
+    """Engines, each with `tp` GPUs."""
+    tp: int | None = None
+    """TP degree. None: the cluster's."""
+    role: Literal["both", "prefill", "decode"] = "both"
+    """What they do."""
+    profile: str = ""
+    """Path of a profile of the cluster's model on this GPU type, a .json; empty: the shipped one.
+    Only beside pools of other types."""
+
+
+def engine_keys(pools: Sequence[EnginePool], tp: int, ranks: int) -> dict[str, Any]:
+    """Return the keys of a cluster that say what a list of engines says.
+
+    `tp` is the TP degree of engines that name none, and `ranks` their attention data-parallel
+    ranks.
 
     Raises:
-        ValueError: it is no pool; the message has the form.
+        ValueError: they are no cluster; the message has the remedy.
     """
-    gpu, *rest = text.split(":")
-    found: dict[str, Any] = {"gpu": gpu.strip()}
-    try:
-        found["gpus"] = int(rest[0])
-        for part in rest[1:]:
-            key, equals, value = part.partition("=")
-            if not equals or key not in ("tp", "profile") or key in found:
-                raise ValueError
-            found[key] = int(value) if key == "tp" else value
-    except (ValueError, IndexError):
-        raise ValueError(f"{text!r} is no pool of GPUs: {_FORM}") from None
-    return found
+    for pool in pools:
+        if (pool.gpus is None) == (pool.count is None):
+            raise ValueError("engines: give either gpus or count in each entry")
+    each = [(pool, _gpus(pool, tp, ranks)) for pool in pools]
+    types = list(dict.fromkeys(pool.gpu.lower() for pool in pools if pool.gpu))
+    roles = {role: [p for p in each if p[0].role == role] for role in ("both", "prefill", "decode")}
+    if len(types) > 1:
+        if not all(pool.gpu for pool in pools) or len(roles["both"]) < len(pools):
+            raise ValueError(
+                "engines: of several GPU types each entry names its own, and all do both: leave "
+                "role out"
+            )
+        named = [
+            PoolConfig(gpu=pool.gpu or "", gpus=gpus, tp=pool.tp, profile=pool.profile)
+            for pool, gpus in each
+        ]
+        return {"pool": tuple(named)}
+    if roles["both"] and len(roles["both"]) < len(pools):
+        raise ValueError("engines: give every entry a role, prefill or decode, or none")
+    found: dict[str, Any] = {"gpus": sum(gpus for _, gpus in each)}
+    if types:
+        found["gpu"] = types[0]
+    if not roles["both"]:
+        totals = {role: sum(gpus for _, gpus in roles[role]) for role in ("prefill", "decode")}
+        found["roles"] = ",".join(f"{role}={gpus}" for role, gpus in totals.items() if gpus)
+        degrees = list(dict.fromkeys(pool.tp for pool, _ in roles["prefill"]))
+        if len(degrees) > 1:
+            raise ValueError("engines: those that prefill have one TP degree")
+        if degrees and degrees[0] is not None:
+            found["prefill_tp"] = degrees[0]
+    homes = roles["both"] or roles["decode"]
+    mix = [pool.tp or tp for pool, gpus in homes for _ in range(gpus // ((pool.tp or tp) * ranks))]
+    if len(dict.fromkeys(mix)) == 1:
+        return {**found, "tp": mix[0]}
+    return {**found, "tp": min(mix, default=tp), "mix": tuple(mix)}
+
+
+def _gpus(pool: EnginePool, tp: int, ranks: int) -> int:
+    """GPUs of an entry.
+
+    Raises:
+        ValueError: they are no whole engines.
+    """
+    own = (pool.tp or tp) * ranks
+    gpus = pool.gpus if pool.count is None else pool.count * own
+    if gpus is None or gpus < 1 or own < 1 or gpus % own:
+        raise ValueError(f"engines: {gpus} GPUs are no engines of {own}: take a multiple of {own}")
+    return gpus
 
 
 def check_pools(pools: Sequence[PoolConfig]) -> None:

@@ -37,7 +37,7 @@ def prefill_share(scripts: Scripts, cluster: ClusterConfig) -> float:
     decode = profile.cost_estimate((tp,)).by_shape[profile.shape(tp)]
     tokens = prefilled_tokens(scripts, cluster.prefill_threshold)
     prefill_s = tokens * prefill.prefill_s * profile.shape(prefill_tp).gpus
-    batch = max(1.0, min(cluster.max_running, len(scripts) / cluster.engines))
+    batch = max(1.0, min(cluster.max_running, len(scripts) / cluster.engine_count))
     output = scripts.step("output_tokens").values
     context = float(np.average(scripts.step("prompt_tokens").values + output / 2.0, weights=output))
     token_s = decode.iteration_s(batch, batch * context) / batch

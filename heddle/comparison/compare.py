@@ -316,7 +316,7 @@ def _simulate(
 
 def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:
     if not policies:
-        raise ConfigError("no policy is named: list them in --policies; see `heddle policies`")
+        raise ConfigError("no policy is named: list them in --policies; see `heddle policies list`")
     twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
     if twice:
         raise ConfigError(f"policy {twice[0]!r} is named twice: name it once")

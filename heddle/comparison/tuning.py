@@ -118,9 +118,9 @@ class Tuning:
                 )
         if self.roles and not any(variant.roles_tried for variant in made):
             raise ConfigError(
-                f"--roles best: gpus = {self.base.gpus} cannot be split into engines that prefill "
-                f"and engines that decode, of TP {' or '.join(self.tps)}: take more --gpus, "
-                "another --tp, or leave --roles out"
+                f"--sweep cluster.roles=best: gpus = {self.base.gpus} cannot be split into engines "
+                f"that prefill and engines that decode, of TP {' or '.join(self.tps)}: take more "
+                "--gpus, another --tp, or leave the sweep out"
             )
         return tuple(made)
 
@@ -174,8 +174,8 @@ def tuning(
     given = [name for name, value in beside.items() if roles and value]
     if given:
         raise ConfigError(
-            "--roles best chooses the GPUs of prefill and decode engines of one GPU class and one "
-            f"TP degree: leave {given[0]} out, or --roles best"
+            "--sweep cluster.roles=best chooses the GPUs of prefill and decode engines of one GPU "
+            f"class and one TP degree: leave {given[0]} out, or the sweep"
         )
     if tps is None and slots is None:
         return Tuning(base=base, settings=(base,), swept=False, roles=roles)

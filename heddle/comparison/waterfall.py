@@ -58,7 +58,7 @@ def waterfall_policies(baseline: str = BASELINE) -> list[str]:
     """
     if baseline.split("+")[0].startswith(PRESET):
         raise ConfigError(
-            f"--waterfall begins with a baseline and ends with {PRESET}: name a baseline, such as "
+            f"a waterfall begins with a baseline and ends with {PRESET}: name a baseline, such as "
             f"--policies {BASELINE}, not {baseline}"
         )
     parts = ["+".join(parts) for _, parts in STEPS[:-1]]

@@ -43,14 +43,14 @@ def check_objective(objective: Objective, prices: Prices, gpus: Iterable[str]) -
     classes = list(gpus)
     if all(prices.dollars_per_hour(gpu) == 0.0 for gpu in classes):
         raise ConfigError(
-            f"--objective cost cannot rank what is free: the price of {', '.join(classes)} is 0; "
-            "give a price above 0, or leave --objective out"
+            f"plan.objective = cost cannot rank what is free: the price of {', '.join(classes)} "
+            "is 0; give a price above 0, or leave plan.objective out"
         )
     for gpu in classes:
         if prices.dollars_per_hour(gpu) is None:
             raise ConfigError(
-                f"--objective cost needs the price of every GPU class, and {gpu} has none: give "
-                f"{price_option(gpu)} for a GPU and hour, or {_toml_key(gpu)} = DOLLARS under "
+                f"plan.objective = cost needs the price of every GPU class, and {gpu} has none: "
+                f"give {price_option(gpu)} for a GPU and hour, or {_toml_key(gpu)} = DOLLARS under "
                 "[prices]"
             )
 

@@ -9,19 +9,16 @@ from heddle.config_files import ConfigError
 from heddle.policy_inputs import needs_oracle
 from heddle_gateway.fake_engines import Replies
 from heddle_gateway.front import FrontSettings
-from heddle_gateway.sessions import SessionLimits
 from heddle_runtime.vllm_http.endpoint import UrlError, base_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
-    """What a gateway needs beside the configuration of a run."""
+    """What a gateway needs beside the configuration of a run, and is in no file."""
 
     host: str = "127.0.0.1"
     port: int = 8400
     """0: a free one."""
-    model_names: tuple[str, ...] = ()
-    """Names that requests may give for the model. Empty: the engines' own."""
     engine_urls: tuple[str, ...] = ()
     engine_tps: tuple[int, ...] = ()
     """TP degree of each of `engine_urls`. Empty: what the engine says, else `engine_tp`."""
@@ -29,15 +26,8 @@ class GatewayConfig:
     """TP degree of engines by URL that say none. None: `cluster.tp`."""
     engine_key: str = field(default="", repr=False)
     """Sent to the engines of `engine_urls`."""
-    fake_tokens: int = 128
-    """Mean length of a generation of fake engines."""
     fake_replies: Replies | None = None
     """What fake engines say instead of made-up words."""
-    render_options: tuple[str, ...] = ()
-    """Options of vLLM's renderer for engines that are started here."""
-    engine_wait_s: float = 300.0
-    """Longest time for which steps wait while there is no engine."""
-    sessions: SessionLimits = field(default_factory=SessionLimits)
     front: FrontSettings = field(default_factory=FrontSettings, repr=False)
 
 
@@ -57,16 +47,20 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
             "cluster.roles goes with replays only: a model may end a step with its first token, "
             "and no prefill engine reports whether it did. Leave cluster.roles out"
         )
-    if "" in gateway.model_names:
-        raise ConfigError("--name is empty: give the name that requests have for the model")
+    if "" in config.serve.names:
+        raise ConfigError(
+            "serve.names has an empty name: give the names that requests have for the model"
+        )
     front = gateway.front
     if front.open_to_all and (front.api_key or front.admin_key):
-        raise ConfigError("--open-to-all means no key: leave it out, or --api-key and --admin-key")
+        raise ConfigError(
+            "serve.open_to_all means no key: leave it out, or --api-key and HEDDLE_ADMIN_KEY"
+        )
     if not (front.api_key or front.open_to_all or is_own_address(gateway.host)):
         raise ConfigError(
-            f"--host {gateway.host} is reached by others: give --api-key, and --admin-key for "
-            "control from other machines; or --open-to-all, if every client that can connect may "
-            "do both"
+            f"--host {gateway.host} is reached by others: give --api-key, and HEDDLE_ADMIN_KEY "
+            "for control from other machines; or serve.open_to_all, if every client that can "
+            "connect may do both"
         )
     for url in gateway.engine_urls:
         try:
@@ -75,8 +69,8 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
             raise ConfigError(f"--worker: {error}") from None
     keys = {
         "--api-key": gateway.front.api_key,
-        "--admin-key": gateway.front.admin_key,
-        "--engine-key": gateway.engine_key,
+        "HEDDLE_ADMIN_KEY": gateway.front.admin_key,
+        "HEDDLE_ENGINE_KEY": gateway.engine_key,
     }
     for option, key in keys.items():
         if key and not (key.isascii() and key.isprintable() and " " not in key):

@@ -33,6 +33,7 @@ from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRendere
 from heddle_gateway.front import Front, ServedModel
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.rendering import RenderingEngines
+from heddle_gateway.sessions import SessionLimits
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
@@ -48,7 +49,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "te
 COLLECT_EVERY = 50_000
 """New objects between two collections of garbage: HTTP makes some cycles."""
 MOST_RESTARTS = 1_000_000
-_SECRET = ("--api-key", "--admin-key", "--engine-key")
+_SECRET = ("--api-key",)
 
 
 class GatewayFailedError(RuntimeError):
@@ -92,7 +93,7 @@ def serve(
     )
     setup = prepare(config, workload=work)
     asyncio.run(check_address(gateway.host, gateway.port))
-    largest, options = work.largest_tokens, gateway.render_options
+    largest, options = work.largest_tokens, config.serve.render_options
     with ray_engines(given, largest, options=options) as started:
         if started is not None:
             gateway = replace(
@@ -128,7 +129,7 @@ def _serve_on(
         ) as opened,
     ):
         path = opened.directory.path
-        model = ServedModel(names=gateway.model_names, context_tokens=context_tokens)
+        model = ServedModel(names=setup.config.serve.names, context_tokens=context_tokens)
         served = _Served(setup, gateway, RunSink(opened.directory), model, on_note)
         with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
             run = served.run(opened.signals, lambda url: on_listening(url, path))
@@ -238,7 +239,7 @@ class _Served:
         Raises:
             KeyboardInterrupt: a second signal came before engines had handed their tokens over.
         """
-        setup, config = self._setup, self._config
+        setup, config, serve = self._setup, self._config, self._setup.config.serve
         loop = asyncio.get_running_loop()
         async with open_engines(setup, self._sink.path) as stack, AsyncExitStack() as rest:
             self._sink.facts = stack.facts
@@ -249,13 +250,13 @@ class _Served:
                 stack.clock,
                 predictions=CoreEstimates(stack.clock, setup.config.cluster.prediction_s),
                 solver=stack.solver,
-                sessions=config.sessions,
-                engine_wait_s=config.engine_wait_s,
+                sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
+                engine_wait_s=serve.engine_wait_s,
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
                 report_delay_s=stack.report_delay_s,
                 **(
-                    {"make_agent": fake_agents(config.fake_tokens, config.fake_replies)}
+                    {"make_agent": fake_agents(serve.fake_tokens, config.fake_replies)}
                     if fake
                     else {}
                 ),
@@ -303,7 +304,7 @@ class _Served:
                 renderer = WordRenderer(model.names[0], replies, model.context_tokens)
                 front.renderer = front.engine_calls = renderer
                 cluster = self._setup.config.cluster
-                front.control = FakeControl(cluster.engines, cluster.tp)
+                front.control = FakeControl(cluster.engine_count, cluster.tp)
             case "vllm":
                 self._model.names = self._model.names or (Path(runtime.model_dir).name,)
                 await self._render(front, rest)
@@ -317,7 +318,7 @@ class _Served:
             log=self._sink.path / "render.log",
             max_context=config.runtime.max_context,
             model_name=self._model.names[0],
-            options=self._config.render_options,
+            options=self._setup.config.serve.render_options,
         )
         rest.push_async_callback(process.close)
         try:
@@ -338,7 +339,7 @@ class _Served:
             keyed=config.engine_urls,
         )
         rest.callback(engines.close)
-        rendering = RenderingEngines(launcher, wait_s=config.engine_wait_s)
+        rendering = RenderingEngines(launcher, wait_s=self._setup.config.serve.engine_wait_s)
         front.engine_urls = front.control = engines
         front.renderer = front.engine_calls = rendering
         front.engine_facts = rendering.facts

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Annotated
 
 from heddle.bounds import Bounds
-from heddle.cluster.config import require
 from heddle.config import RunConfig
+from heddle.config_error import require
 from heddle.loop.settings import LoopSettings
 
 

@@ -87,7 +87,7 @@ class StepEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPlan:
-    """The report of `heddle plan --loop`."""
+    """The report of `heddle plan --regimes`."""
 
     estimates: tuple[StepEstimate, ...]
     """Every split and degree of every regime, the best by the objective first."""
@@ -213,7 +213,7 @@ def estimate_step(setup: LoopSetup) -> StepEstimate:
     train_s = setup.world.train_s(tokens, False)
     switch_s = setup.world.to_training_s + setup.world.to_rollout_s
     update_s = setup.world.update_s
-    engines = cluster.engines
+    engines = cluster.engine_count
     accumulates = regime.batching.accumulate_from is not None
     last = min(regime.batching.accumulate_from or regime.groups, regime.groups)
     serial_s = train_s * last / regime.groups

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from heddle.bounds import Bounds, check_bounds
-from heddle.cluster.config import require
 from heddle.cluster.tool_pools import latency_of
-from heddle.config_error import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 
 REWARDS_PER_GPU = 8
@@ -21,7 +20,7 @@ MOST_PASSES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """An RL loop; only `heddle loop` and `heddle plan --loop` read this."""
+    """An RL loop; only `heddle loop` and `heddle plan --regimes` read this."""
 
     batches: Annotated[int, Bounds(2, MOST_BATCHES)] = 10
     """Batches to train; the first is not measured."""

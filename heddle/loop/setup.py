@@ -196,7 +196,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
         BatchShape(
             groups=config.groups,
             samples=config.samples,
-            slots=cluster.engines * cluster.max_running,
+            slots=cluster.engine_count * cluster.max_running,
             colocated=config.colocated,
         ),
     )
@@ -256,7 +256,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         setup.data.prompts(repeat=True),
         batches=setup.config.batches,
         pool=pool,
-        slots=cluster.engines * cluster.max_running,
+        slots=cluster.engine_count * cluster.max_running,
     )
 
 

@@ -63,7 +63,7 @@ def export(plan: Planned, path: Path) -> dict[Path, str]:
     if plan.config.cluster.roles:
         raise ConfigError(
             f"--export {path}: the plan has engines that only prefill, and no export connects "
-            "them: plan without --roles"
+            "them: plan without roles"
         )
     return _KINDS[path.suffix](plan, path)
 

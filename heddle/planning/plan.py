@@ -301,8 +301,8 @@ def _bound_s(problem: JointProblem, solved: SolvedPlan) -> float:
 def _check_planner(planner: Solver, cost: Cost) -> None:
     if planner == "portfolio" and cost != "context":
         raise ConfigError(
-            f"--cost {cost} goes with --planner exact, anneal or libra-dp: the portfolio tries "
-            "plans of both costs and judges them by simulation"
+            f"policy.cost = {cost} goes with policy.planner = exact, anneal or libra-dp: the "
+            "portfolio tries plans of both costs and judges them by simulation"
         )
 
 
@@ -355,7 +355,9 @@ def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectorySc
     extra = extras(f"+{name}", scripts, context.seed)
     kind, part = load_part(name, context, extra=extra)
     if kind != "predictor":
-        raise ConfigError(f"--predictor {name}: is no predictor; `heddle policies` lists them")
+        raise ConfigError(
+            f"policy.predictor = {name}: is no predictor; `heddle policies list` lists them"
+        )
     predictor: Predictor = part
     return predictor
 

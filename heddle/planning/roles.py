@@ -46,8 +46,8 @@ def plan_by_role(
     cluster = config.cluster
     if best and (cluster.roles or cluster.mix or cluster.pool):
         raise ConfigError(
-            "--roles best chooses the GPUs of prefill and decode engines of one GPU class: leave "
-            "out cluster.roles, cluster.mix and pools, or leave --roles best out"
+            "--sweep cluster.roles=best chooses the GPUs of prefill and decode engines of one GPU "
+            "class: leave out cluster.roles, cluster.mix and pools, or the sweep"
         )
     first = plan(config, workspace=shared, **options)
     if not best and not cluster.roles:
@@ -60,9 +60,9 @@ def plan_by_role(
         choices = role_choices(scripts, least)
         if not choices:
             raise ConfigError(
-                f"--roles best: {cluster.gpus} GPUs are no engines of both roles, of TP "
-                f"{least.prefill_tp or least.tp} to prefill and TP {least.tp} to decode: take more "
-                "GPUs, or leave --roles out"
+                f"--sweep cluster.roles=best: {cluster.gpus} GPUs are no engines of both roles, of "
+                f"TP {least.prefill_tp or least.tp} to prefill and TP {least.tp} to decode: take "
+                "more GPUs, or leave the sweep out"
             )
         clusters = [least, *(replace(least, roles=str(roles)) for roles in choices)]
         plans = [

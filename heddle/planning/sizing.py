@@ -140,7 +140,7 @@ def _prices(
     if unpriced and objective == "cost" and len(classes) > 1:
         raise ConfigError(
             f"the fewest dollars are taken, and {unpriced[0]} has no price: give "
-            f"{price_option(unpriced[0])} for a GPU and hour, or --objective makespan"
+            f"{price_option(unpriced[0])} for a GPU and hour, or plan.objective = makespan"
         )
     return prices
 

@@ -133,7 +133,7 @@ def _orders(
 ) -> tuple[tuple[int, ...], list[EngineOrder]]:
     """TP degrees and orders, the widest engine first: so they fit the fewest nodes."""
     cluster, key = config.cluster, secrets.token_urlsafe(24)
-    tps = tuple(sorted(cluster.mix or (cluster.tp,) * cluster.engines, reverse=True))
+    tps = tuple(sorted(cluster.mix or (cluster.tp,) * cluster.engine_count, reverse=True))
     orders = [
         EngineOrder(
             settings=vllm_settings(config),

@@ -36,7 +36,7 @@ class RayTasks(Generic[S]):
         Raises:
             ConfigError: Ray is not installed, or no cluster answers at RAY_ADDRESS.
         """
-        self._ray = connected("--executor ray")
+        self._ray = connected("runtime.executor = ray")
         self._shared, self._at_once, self._out = shared, at_once, out
 
     def map(
@@ -173,8 +173,8 @@ def _in_task(
     node = socket.gethostname()
     if marker and not Path(marker).is_file():
         raise WorkerError(
-            f"node {node} does not see {Path(marker).parent}: with --executor ray, --out must be a "
-            "folder that all nodes share"
+            f"node {node} does not see {Path(marker).parent}: with runtime.executor = ray, "
+            "--out must be a folder that all nodes share"
         )
     if counts is None:
         return function(shared, job, None)

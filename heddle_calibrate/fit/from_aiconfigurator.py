@@ -139,7 +139,7 @@ def _nothing_found(
         else f"{PACKAGE} has no kernel times of {_ENGINES[source.backend]} for any of the layouts "
         + ", ".join(names)
     )
-    return f"{name} on {gpu}: {why}; try others (--tp, --ep, --attention-dp), or another GPU class"
+    return f"{name} on {gpu}: {why}; try other TP degrees or ranks, or another GPU class"
 
 
 def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> None:
@@ -148,14 +148,14 @@ def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> N
         if shape.dp > 1 and not experts:
             raise EstimatorError(
                 f"{name} has no experts: attention data parallelism would be engines of their own; "
-                "leave --attention-dp out"
+                "leave attention ranks out"
             )
         if shape.ep > 1 and not experts:
-            raise EstimatorError(f"{name} has no experts to spread: leave --ep out")
+            raise EstimatorError(f"{name} has no experts to spread: leave expert parallelism out")
         if experts % shape.ep:
             raise EstimatorError(
                 f"{name} has {experts} experts of a layer, which do not divide over {shape.ep} "
-                "GPUs (TP degree times ranks): take another --tp or --attention-dp"
+                "GPUs (TP degree times ranks): take another TP degree or other ranks"
             )
 
 

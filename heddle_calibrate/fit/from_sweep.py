@@ -72,7 +72,8 @@ def fit_sweep(sweep: Sweep, *, file: str, worst_pct: float = 25.0) -> Profile:
                 raise FitError(
                     f"{file}: at TP {tp} even what was fitted is off by "
                     f"{errors[name]['median_pct']:g} % ({name}, median): these times are not an "
-                    f"engine's; measure again on a quiet machine, or allow it with --max-error"
+                    f"engine's; measure again on a quiet machine, or allow it with "
+                    "profile.max_fit_error"
                 )
         capacity = sweep.kv_capacity_tokens[str(tp)]
         entry = table_entry(decode[tp], prompts.curve, estimate, capacity)
@@ -108,7 +109,7 @@ def _cells(sweep: Sweep, tp: int) -> _Cells:
         if number < least:
             raise FitError(
                 f"at TP {tp} the sweep has {number} {what}, a fit needs {least}: measure again "
-                f"with a larger --max-context or --max-running"
+                f"with a larger profile.max_context or --max-running"
             )
     return cells
 

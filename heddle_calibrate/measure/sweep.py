@@ -49,7 +49,9 @@ async def measure(
             await _measure_at(session, ready)
         return measured
     except EngineRefusedError as error:
-        raise MeasureError(f"{error}; ask for less with --max-context or --max-running") from None
+        raise MeasureError(
+            f"{error}; ask for less with profile.max_context or --max-running"
+        ) from None
     finally:
         await launcher.close()
 
@@ -67,7 +69,7 @@ async def _measure_at(session: Session, ready: Callable[[EngineClient], None]) -
     if session.most < 1:
         raise MeasureError(
             f"at TP {session.tp} an engine holds {engine.kv_capacity_tokens} tokens of KV and "
-            f"--max-context is {session.spec.max_context}: "
+            f"profile.max_context is {session.spec.max_context}: "
             f"measuring takes {session.size.least_tokens} or more of both"
         )
     await warm_up(session, engine)

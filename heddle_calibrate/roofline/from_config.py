@@ -89,8 +89,8 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
         wanted = "with" if request.expert_parallel else "without"
         reasons = "; ".join(f"TP {name}: {text}" for name, text in profile.refused.items())
         raise RooflineError(
-            f"{shape.name} on {gpu.name} does not run {wanted} --ep ({reasons}); it runs with the "
-            f"layouts {', '.join(profile.tables)}"
+            f"{shape.name} on {gpu.name} does not run {wanted} expert_parallel ({reasons}); it "
+            f"runs with the layouts {', '.join(profile.tables)}"
         )
     return ConfigProfile(
         profile=profile, shape=shape, layouts=tuple(shapes), source="roofline", why=why
@@ -109,8 +109,8 @@ def _check_name(name: str) -> None:
 def _check_ranks(shape: ModelShape, request: ConfigRequest) -> None:
     if shape.experts is None and (request.expert_parallel or request.attention_dp > 1):
         raise RooflineError(
-            f"{shape.name} is a dense model: leave --ep and --attention-dp out, and run more "
-            "engines instead"
+            f"{shape.name} is a dense model: leave expert_parallel and attention_dp out, and run "
+            "more engines instead"
         )
 
 
@@ -119,8 +119,8 @@ def _measured_kernels(
 ) -> Profile:
     if request.precision is not None or request.fp8_kv:
         raise EstimatorError(
-            "kernel times are queried at the configuration's own precision: leave --precision and "
-            "--kv-precision out for them"
+            "kernel times are queried at the configuration's own precision: leave "
+            "profile.precision and profile.kv_precision out for them"
         )
     model = request.model.removesuffix("/config.json")
     profile = fit_shapes(model, request.gpu, shapes, KernelSource(), name=shape.name)

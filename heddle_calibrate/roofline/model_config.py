@@ -65,7 +65,7 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )  # fmt: skip
 """Beginnings of architectures that are refused, with the reason."""
-MEASURE: Final = "measure its engines instead (heddle calibrate measure)"
+MEASURE: Final = "measure its engines instead (heddle profile measure)"
 
 
 MOST, MOST_LAYERS = 10**9, 10**4
@@ -309,8 +309,8 @@ def _precisions(
         stated = str(text.get("torch_dtype") or text.get("dtype") or "bfloat16")
         if stated not in ("bfloat16", "float16"):
             raise ModelConfigError(
-                f"{place}: torch_dtype {stated} is not modelled; give --precision bf16, as engines "
-                "convert it (vLLM: --dtype bfloat16)"
+                f"{place}: torch_dtype {stated} is not modelled; give profile.precision bf16, as "
+                "engines convert it (vLLM: --dtype bfloat16)"
             )
         return Precisions()
     if not isinstance(quantization, Mapping):
@@ -359,7 +359,7 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
     raise ModelConfigError(
         f"{place}: quantization_config {method or 'without quant_method'}"
         f"{f' with {bits} bits' if bits else ''} is not modelled; "
-        "give --precision (bf16, fp8, mxfp4, nvfp4 or int4)"
+        "give profile.precision (bf16, fp8, mxfp4, nvfp4 or int4)"
     )
 
 

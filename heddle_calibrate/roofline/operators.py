@@ -132,8 +132,8 @@ def check_layout(model: ModelShape, layout: EngineShape) -> None:
     if experts is None:
         if layout.ep > 1 or layout.dp > 1:
             raise LayoutError(
-                "a dense model has no experts to spread; leave --ep and --attention-dp out, and "
-                "run more engines instead"
+                "a dense model has no experts to spread; leave expert_parallel and attention_dp "
+                "out, and run more engines instead"
             )
         return
     if experts.count % layout.ep:
@@ -144,7 +144,7 @@ def check_layout(model: ModelShape, layout: EngineShape) -> None:
     cut = layout.gpus // layout.ep
     if experts.intermediate % cut:
         raise LayoutError(
-            f"experts {experts.intermediate} wide do not divide over TP {cut}; use --ep"
+            f"experts {experts.intermediate} wide do not divide over TP {cut}; use expert_parallel"
         )
 
 

@@ -67,7 +67,7 @@ def gpu_class(name: str) -> GpuClass:
     if found is None:
         raise RooflineError(
             f"no data sheet of the GPU class {name!r}. Known: {', '.join(GPU_CLASSES)}; for "
-            "another, measure an engine on it (heddle calibrate measure)"
+            "another, measure an engine on it (heddle profile measure)"
         )
     return found
 
@@ -140,7 +140,7 @@ def profile_from_shape(
         reasons = "; ".join(f"TP {name}: {why}" for name, why in refused.items())
         raise RooflineError(
             f"{model.name} on {gpu.name} runs with none of these layouts ({reasons}). Try other TP "
-            "degrees (--tp), a class with more memory (--gpu), or a narrower --precision"
+            "degrees (--tp), a class with more memory (--gpu), or a narrower profile.precision"
         )
     fitted = fit_kernels(
         _joined(tables),

@@ -7,7 +7,7 @@ from typing import Final
 
 from heddle_trace.errors import TraceError
 
-SKIP_REMEDY: Final = "mend it, or leave such records out with --skip-bad"
+SKIP_REMEDY: Final = "mend it, or leave such records out with --set logs.skip_bad=true"
 _SHOWN = 20
 
 _LIMITS: Final[Mapping[type[BaseException], str]] = {

@@ -18,6 +18,21 @@ from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, Trajector
 from heddle_core.journal import Entry
 
 Heddle: TypeAlias = Callable[..., Result]
+ONE_RUN = ("compare", "--policies", "verl", "--set", "report.page=false")
+"""Words of a command that simulates one run; a further --policies names another policy."""
+
+
+def last_run(folder: str | Path = "runs") -> Path:
+    """The run that began last in a folder of comparisons and runs."""
+    found = [path.parent for path in Path(folder).rglob("manifest.json")]
+    return max(found, key=lambda path: path.stat().st_mtime_ns)
+
+
+def run_of(done: Result) -> Any:
+    """What --json says of the only run."""
+    assert done.exit_code == 0, done.output
+    (run,) = json.loads(done.stdout)["runs"]
+    return run
 
 
 def batches(*parts: Sequence[Entry]) -> list[pa.RecordBatch]:

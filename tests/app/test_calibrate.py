@@ -1,4 +1,4 @@
-"""`heddle calibrate`: measure, fit and check, from end to end on engines that keep time only."""
+"""`heddle profile`: measure, fit and check, from end to end on engines that keep time only."""
 
 import asyncio
 import json
@@ -17,9 +17,18 @@ from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm.settings import SUPPORTED, Installed
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 
-SMALL = ("--model", "qwen3-8b", "--gpu", "h200", "--max-running", 8, "--max-context", 2048)
+SMALL = (
+    "--model",
+    "qwen3-8b",
+    "--gpu",
+    "h200",
+    "--max-running",
+    8,
+    "--set",
+    "profile.max_context=2048",
+)
 
 
 def done(heddle: Heddle, *args: object, status: int = 0) -> str:
@@ -31,8 +40,8 @@ def done(heddle: Heddle, *args: object, status: int = 0) -> str:
 @pytest.fixture
 def profile(heddle: Heddle) -> Path:
     """A profile of the shipped one's engine, by way of a sweep."""
-    done(heddle, "calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
-    done(heddle, "calibrate", "fit", "sweep.json", "-o", "mine.json")
+    done(heddle, "profile", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    done(heddle, "profile", "fit", "sweep.json", "-o", "mine.json")
     return Path("mine.json")
 
 
@@ -41,7 +50,7 @@ def profile(heddle: Heddle) -> Path:
 
 def test_a_sweep_names_its_machine_and_measurements(heddle: Heddle) -> None:
     args = ("--engine", "fake", *SMALL, "--tp", "1,2", "-o", "sweep.json")
-    said = done(heddle, "calibrate", "measure", *args)
+    said = done(heddle, "profile", "measure", *args)
     assert said.startswith("sweep.json: ")
     sweep = read_sweep(Path("sweep.json"))
     assert sweep.tps == (1, 2)
@@ -59,7 +68,7 @@ def test_a_sweep_names_its_machine_and_measurements(heddle: Heddle) -> None:
 
 def test_equal_seeds_measure_alike(heddle: Heddle) -> None:
     for out in ("a.json", "b.json"):
-        done(heddle, "calibrate", "measure", "--engine", "fake", *SMALL, "-o", out)
+        done(heddle, "profile", "measure", "--engine", "fake", *SMALL, "-o", out)
     a, b = read_sweep(Path("a.json")), read_sweep(Path("b.json"))
     assert (a.decode, a.prefill, a.loops) == (b.decode, b.prefill, b.loops)
 
@@ -67,7 +76,7 @@ def test_equal_seeds_measure_alike(heddle: Heddle) -> None:
 def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
     heddle: Heddle, profile: Path
 ) -> None:
-    said = done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json")
+    said = done(heddle, "profile", "fit", "sweep.json", "-o", "again.json")
     for part in ("decode, held out", "prompts beside decoding, held out", "loops, held out"):
         assert part in said
     assert "use it as --model again.json" in said
@@ -76,7 +85,7 @@ def test_a_fit_prints_and_keeps_its_error_on_what_was_held_out(
     assert again.at(1).errors["decode_unseen"]["worst_pct"] < 1.0
     assert again.errors["measured"]["unseen"]["makespan_worst_pct"] < 2.0
     fitted = json.loads(
-        done(heddle, "calibrate", "fit", "sweep.json", "-o", "again.json", "--force", "--json")
+        done(heddle, "profile", "fit", "sweep.json", "-o", "again.json", "--force", "--json")
     )
     assert fitted["schema"] == "heddle.fit/1"
     assert fitted["errors"]["tables"]["1"] == again.at(1).errors
@@ -87,18 +96,18 @@ def test_several_sweeps_are_fitted_together(
 ) -> None:
     sweep = Path("sweep.json").read_text()
     Path("later.json").write_text(sweep)
-    done(heddle, "calibrate", "fit", "sweep.json", "later.json", "-o", "both.json")
+    done(heddle, "profile", "fit", "sweep.json", "later.json", "-o", "both.json")
     both = json.loads(Path("both.json").read_text())
     assert both["source"]["files"] == ["sweep.json", "later.json"]
     Path("other.json").write_text(sweep.replace('"max_running": ', '"max_running": 9'))
-    said = refused("calibrate", "fit", "sweep.json", "other.json", "-o", "no.json")
+    said = refused("profile", "fit", "sweep.json", "other.json", "-o", "no.json")
     assert "other.json: max_running is" in said
     assert not Path("no.json").exists()
 
 
 def test_a_fit_can_be_given_names(heddle: Heddle, profile: Path) -> None:
-    args = ("sweep.json", "-o", "named.json", "--name", "mine", "--gpu", "gh200")
-    done(heddle, "calibrate", "fit", *args)
+    args = ("sweep.json", "-o", "named.json", "--model", "mine", "--gpu", "gh200")
+    done(heddle, "profile", "fit", *args)
     named = read_profile(Path("named.json"))
     assert (named.model, named.gpu) == ("mine", "gh200")
 
@@ -108,13 +117,12 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
 ) -> None:
     cluster = ("--model", profile, "--gpus", 2, "--max-running", 2)
     shipped = ("--model", "qwen3-8b", "--gpu", "h200", "--gpus", 2, "--max-running", 2)
-    for verb in ("simulate", "compare"):
-        policies = ("--policies", "verl,heddle") if verb == "compare" else ()
-        assert "qwen3-8b" in done(heddle, verb, trace, *cluster, *policies)
+    for policies in ("verl", "verl,heddle"):
+        assert "qwen3-8b" in done(heddle, "compare", trace, *cluster, "--policies", policies)
     plan = json.loads(done(heddle, "plan", trace, "--model", profile, "--gpus", 2, "--json"))
     assert plan["cluster"]["model"] == "qwen3-8b"
-    mine = json.loads(done(heddle, "simulate", trace, *cluster, "--json"))
-    other = json.loads(done(heddle, "simulate", trace, *shipped, "--json"))
+    mine = run_of(heddle(*ONE_RUN, trace, *cluster, "--json"))
+    other = run_of(heddle(*ONE_RUN, trace, *shipped, "--json"))
     assert mine["makespan_s"] == pytest.approx(other["makespan_s"], rel=0.01)
     run = ("run", trace, "--engine", "fake", "--set", "runtime.time_scale=0.001", "--json")
     assert json.loads(done(heddle, *run, "--model", profile))["makespan_s"] > 0
@@ -123,12 +131,12 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--tp", "two"), "--tp two: write TP degrees with commas between"),
-        (("--tp", "0"), "--tp 0"),
+        (("--tp", "two"), "two is no list such as 4,8"),
+        (("--tp", "0"), "0 is no list such as 4,8"),
         (("--tp", "16"), "cannot run at TP 16"),
         (("--max-running", 0), "--max-running 0: must be from 1"),
-        (("--max-context", -5), "--max-context -5: must be from 1"),
-        (("--max-context", 64), "measuring takes 160 or more"),
+        (("--set", "profile.max_context=-5"), "profile.max_context -5: must be from 1"),
+        (("--set", "profile.max_context=64"), "measuring takes 160 or more"),
         (("--model", "qwen9"), "unknown model 'qwen9'"),
         (("-o", "nowhere/sweep.json"), "nowhere: no such folder"),
         (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: "),
@@ -144,7 +152,7 @@ def test_a_sweep_that_cannot_begin_states_the_reason(
     monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: None)
     status = 1 if "measuring takes" in said else 2
     out = () if "-o" in args else ("-o", "sweep.json")
-    message = refused("calibrate", "measure", *SMALL, *args, *out, status=status)
+    message = refused("profile", "measure", *SMALL, *args, *out, status=status)
     assert said in message
     assert not Path("sweep.json").exists()
 
@@ -158,21 +166,22 @@ def test_a_model_that_is_none_or_too_short_is_refused(
 
     installed = Installed(SUPPORTED["cpu"], "cpu")
     monkeypatch.setattr("heddle_runtime.vllm.checks.installed_vllm", lambda: installed)
-    measure = ("calibrate", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
+    measure = ("profile", "measure", "--engine", "vllm", "--model-dir", "model", "-o", "s.json")
     assert "there is no such model folder" in refused(*measure)
     make_tiny_model("model")
-    assert "--max-context 40000: must be from 1 to 32768" in refused(
-        *measure, "--max-context", 40_000
+    assert "profile.max_context 40000: must be from 1 to 32768" in refused(
+        *measure, "--set", "profile.max_context=40000"
     )
     assert "TP" in refused(*measure, "--tp", 3)
 
 
 def test_no_file_is_replaced_without_force(refused: Callable[..., str], heddle: Heddle) -> None:
     Path("sweep.json").write_text("mine")
-    measure = ("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    measure = ("profile", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert "sweep.json: exists" in refused(*measure)
     assert Path("sweep.json").read_text() == "mine"
-    done(heddle, *measure, "--force")
+    Path("sweep.json").unlink()
+    done(heddle, *measure)
 
 
 def test_a_sweep_that_breaks_off_keeps_what_it_has(
@@ -186,7 +195,7 @@ def test_a_sweep_that_breaks_off_keeps_what_it_has(
         return launcher
 
     monkeypatch.setattr("heddle.calibration.measure.SimLauncher", dying)
-    result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    result = heddle("profile", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert result.exit_code == 1
     assert "Error: engine m1 failed: injected fault" in result.stderr
     kept = read_sweep(Path("sweep.json"))
@@ -207,7 +216,7 @@ def test_an_interrupted_sweep_is_kept_too(heddle: Heddle, monkeypatch: pytest.Mo
         await usual(*args)
 
     monkeypatch.setattr(one, "abort", interrupting)
-    result = heddle("calibrate", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
+    result = heddle("profile", "measure", "--engine", "fake", *SMALL, "-o", "sweep.json")
     assert result.exit_code == 130
     assert "Interrupted" in result.stderr
     kept = read_sweep(Path("sweep.json"))
@@ -228,7 +237,7 @@ def test_a_file_that_is_no_sweep_is_refused(
     refused: Callable[..., str], text: str, said: str
 ) -> None:
     Path("sweep.json").write_text(text)
-    assert said in refused("calibrate", "fit", "sweep.json", "-o", "p.json")
+    assert said in refused("profile", "fit", "sweep.json", "-o", "p.json")
     assert not Path("p.json").exists()
 
 
@@ -237,22 +246,22 @@ def test_a_sweep_that_is_no_text_or_nested_too_deeply_is_refused(
     refused: Callable[..., str], trace: Path, content: bytes
 ) -> None:
     Path("odd.json").write_bytes(content)
-    said = refused("calibrate", "fit", "odd.json", "-o", "p.json")
+    said = refused("profile", "fit", "odd.json", "-o", "p.json")
     assert "odd.json: not JSON to its end" in said
-    assert "odd.json is not a profile" in refused("simulate", trace, "--model", "odd.json")
+    assert "odd.json is not a profile" in refused(*ONE_RUN, trace, "--model", "odd.json")
 
 
 def test_a_profile_needs_a_name_that_verbs_will_know(
     refused: Callable[..., str], profile: Path
 ) -> None:
-    assert "ends in .json" in refused("calibrate", "fit", "sweep.json", "-o", "profile")
+    assert "ends in .json" in refused("profile", "fit", "sweep.json", "-o", "profile")
 
 
 def test_a_sweep_with_too_few_points_is_refused(refused: Callable[..., str], profile: Path) -> None:
     data = json.loads(Path("sweep.json").read_text())
     data["decode"] = [trial for trial in data["decode"] if trial["batch"] == 1]
     Path("sweep.json").write_text(json.dumps(data))
-    said = refused("calibrate", "fit", "sweep.json", "-o", "p.json")
+    said = refused("profile", "fit", "sweep.json", "-o", "p.json")
     assert "at TP 1 the sweep has 1 batch sizes (decode), a fit needs 2" in said
 
 
@@ -277,7 +286,7 @@ def run(heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 def figures(heddle: Heddle, *args: object, status: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
-        done(heddle, "calibrate", "check", *args, "--json", status=status)
+        done(heddle, "profile", "check", *args, "--json", status=status)
     )
     assert found["schema"] == "heddle.check/1"
     return found
@@ -287,7 +296,14 @@ def test_engines_that_follow_the_profile_are_simulated_without_error(
     heddle: Heddle, run: Callable[..., Path]
 ) -> None:
     runs = [run(policy=policy) for policy in ("verl", "heddle")]
-    found = figures(heddle, *runs, "--max-makespan-error", 0.01, "--same-ranking")
+    found = figures(
+        heddle,
+        *runs,
+        "--set",
+        "profile.max_makespan_error=0.01",
+        "--set",
+        "profile.same_ranking=true",
+    )
     for each in found["runs"]:
         for name in ("makespan_s", "completion_p50_s", "completion_p99_s", "tpot_mean_ms"):
             assert each[name]["error_pct"] == pytest.approx(0.0, abs=1e-3), name
@@ -322,18 +338,25 @@ def test_a_profile_that_is_too_slow_shows_and_fails_the_check(
 ) -> None:
     path = run()
     wrong = slower(PROFILE_FOLDER / "qwen3-14b.h100.json", 3.0)
-    (each,) = figures(heddle, path, "--profile", wrong)["runs"]
+    (each,) = figures(heddle, path, "--model", wrong)["runs"]
     assert each["tpot_mean_ms"]["error_pct"] > 100
     assert each["makespan_s"]["error_pct"] > 10
-    bounds = ("--max-makespan-error", 5, "--max-p99-error", 10, "--max-tpot-error", 5)
-    result = heddle("calibrate", "check", path, "--profile", wrong, *bounds)
+    bounds = (
+        "--set",
+        "profile.max_makespan_error=5",
+        "--set",
+        "profile.max_p99_error=10",
+        "--set",
+        "profile.max_tpot_error=5",
+    )
+    result = heddle("profile", "check", path, "--model", wrong, *bounds)
     assert result.exit_code == 1
     assert "failed: " in result.stderr
     assert "allowed 5 %" in result.stderr
     for word in ("makespan_s", "completion_p99_s", "tpot_mean_ms"):
         assert word in result.stderr
         assert word in result.stdout
-    found = figures(heddle, path, "--profile", wrong, *bounds, status=1)
+    found = figures(heddle, path, "--model", wrong, *bounds, status=1)
     assert len(found["failed"]) == 3
 
 
@@ -343,12 +366,12 @@ def test_kv_space_is_the_runs_own(heddle: Heddle, run: Callable[..., Path]) -> N
     data = json.loads((PROFILE_FOLDER / "qwen3-14b.h100.json").read_text())
     data["tables"]["1"]["kv_capacity_tokens"] = 1_000
     Path("small.json").write_text(json.dumps(data))
-    (each,) = figures(heddle, path, "--profile", "small.json")["runs"]
+    (each,) = figures(heddle, path, "--model", "small.json")["runs"]
     assert each["makespan_s"]["error_pct"] == pytest.approx(0.0, abs=1e-3)
 
 
 def test_one_run_has_nothing_to_rank(heddle: Heddle, run: Callable[..., Path]) -> None:
-    result = heddle("calibrate", "check", run(), "--same-ranking")
+    result = heddle("profile", "check", run(), "--set", "profile.same_ranking=true")
     assert result.exit_code == 1
     assert "nothing to rank" in result.stderr
 
@@ -357,27 +380,23 @@ def test_runs_that_cannot_be_checked_are_refused_with_the_reason(
     refused: Callable[..., str], heddle: Heddle, run: Callable[..., Path], trace: Path
 ) -> None:
     Path("empty").mkdir()
-    assert "empty: not a run directory" in refused("calibrate", "check", "empty")
-    assert "nowhere: not a run directory" in refused("calibrate", "check", "nowhere")
-    simulated = json.loads(done(heddle, "simulate", trace, "--gpus", 2, "--json"))["run"]
-    assert "is a simulated run" in refused("calibrate", "check", simulated)
+    assert "empty: not a run directory" in refused("profile", "check", "empty")
+    assert "nowhere: not a run directory" in refused("profile", "check", "nowhere")
+    simulated = run_of(heddle(*ONE_RUN, trace, "--gpus", 2, "--json"))["run"]
+    assert "is a simulated run" in refused("profile", "check", simulated)
     path = run()
     other = PROFILE_FOLDER / "qwen3-8b.h100.json"
-    assert "is a profile of model 'qwen3-8b'" in refused(
-        "calibrate", "check", path, "--profile", other
-    )
+    assert "is a profile of model 'qwen3-8b'" in refused("profile", "check", path, "--model", other)
     a100 = PROFILE_FOLDER / "qwen3-14b.a100.json"
-    assert "is a profile of GPU class 'a100'" in refused(
-        "calibrate", "check", path, "--profile", a100
-    )
+    assert "is a profile of GPU class 'a100'" in refused("profile", "check", path, "--model", a100)
     assert "cannot read the profile gone.json" in refused(
-        "calibrate", "check", path, "--profile", "gone.json"
+        "profile", "check", path, "--model", "gone.json"
     )
     text = trace.read_text()
     trace.write_text(text.replace('"output_tokens": 40', '"output_tokens": 41'))
-    assert "the file that is there now has sha256" in refused("calibrate", "check", path)
+    assert "the file that is there now has sha256" in refused("profile", "check", path)
     trace.unlink()
-    assert "takes the trace that it replayed" in refused("calibrate", "check", path)
+    assert "takes the trace that it replayed" in refused("profile", "check", path)
 
 
 def test_a_run_that_broke_off_is_no_truth(
@@ -387,7 +406,7 @@ def test_a_run_that_broke_off_is_no_truth(
     manifest = path / "manifest.json"
     manifest.chmod(0o644)
     manifest.write_text(manifest.read_text().replace('"finished"', '"interrupted"'))
-    assert "was interrupted before it finished" in refused("calibrate", "check", path)
+    assert "was interrupted before it finished" in refused("profile", "check", path)
 
 
 def checked(policy: str, measured: float, simulated: float, kind: str = "k") -> Checked:
@@ -433,6 +452,6 @@ def test_runs_of_different_clusters_are_not_ranked_together() -> None:
 def test_a_check_reads_the_run_as_it_is(heddle: Heddle, run: Callable[..., Path]) -> None:
     path = run(policy="heddle")
     before = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
-    done(heddle, "calibrate", "check", path)
+    done(heddle, "profile", "check", path)
     assert {f.name: f.read_bytes() for f in path.iterdir() if f.is_file()} == before
     assert load_run(path).status == "finished"

@@ -1,4 +1,4 @@
-"""`heddle calibrate serving`: predicting, and what is wrong with a table."""
+"""`heddle profile check ROWS.csv`: predicting, and what is wrong with a table."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ def written(path: Path, known: list[ServingSample]) -> Path:
 
 def test_the_command_predicts(heddle: Heddle, known: list[ServingSample]) -> None:
     rows = written(Path("rows.csv"), known)
-    result = heddle("calibrate", "serving", rows)
+    result = heddle("profile", "check", rows)
     assert result.exit_code == 0, result.output
     assert "vllm, errors in percent by model and GPU class" in result.output
     assert "qwen3-8b h200" in result.output
@@ -47,7 +47,7 @@ def test_the_command_predicts(heddle: Heddle, known: list[ServingSample]) -> Non
 
 def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> None:
     rows = written(Path("rows.csv"), known)
-    result = heddle("calibrate", "serving", rows, "--json")
+    result = heddle("profile", "check", rows, "--json")
     report = json.loads(result.stdout)
     assert report["schema"] == "heddle.serving/1"
     assert len(report["runs"]) == len(known)
@@ -60,13 +60,13 @@ def test_tables_that_no_profile_covers_are_refused(
     heddle: Heddle, known: list[ServingSample]
 ) -> None:
     strange = [replace(s, row=replace(s.row, model="other")) for s in known]
-    result = heddle("calibrate", "serving", written(Path("rows.csv"), strange))
+    result = heddle("profile", "check", written(Path("rows.csv"), strange))
     assert result.exit_code == 2
     assert "no row can be predicted: no profile of other on h100 (18)" in result.stderr
 
 
 def test_a_missing_table_is_named(heddle: Heddle) -> None:
-    result = heddle("calibrate", "serving", "none.csv")
+    result = heddle("profile", "check", "none.csv")
     assert result.exit_code == 2
     assert result.stderr == "Error: cannot read none.csv: no such file\n"
 
@@ -86,6 +86,6 @@ def test_a_bad_table_is_one_message_with_the_remedy(
     refused: Callable[..., str], content: bytes, said: str
 ) -> None:
     Path("rows.csv").write_bytes(content)
-    message = refused("calibrate", "serving", "rows.csv")
+    message = refused("profile", "check", "rows.csv")
     assert message.startswith("Error: ")
     assert said in message

@@ -18,7 +18,7 @@ from heddle.cli import main
 from heddle.runs import files as run_files
 from heddle.runs import load_run
 from heddle_core.events import EngineReady
-from tests.app.journals import Heddle, unlisted
+from tests.app.journals import ONE_RUN, Heddle, last_run, run_of, unlisted
 from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -48,38 +48,37 @@ def test_compare_shows_trace_cluster_bound_table_and_runs(heddle: Heddle, trace:
 
 
 def test_json_is_all_there_is_on_standard_output(heddle: Heddle, trace: Path):
-    compared = heddle("compare", trace, "--policies", "verl", "--json", *CLUSTER)
-    plain = json.loads(compared.stdout)
-    alone = json.loads(heddle("simulate", trace, "--policy", "verl", "--json", *CLUSTER).stdout)
-    assert alone.keys() == plain["runs"][0].keys()
-    for key in alone.keys() - {"wall_s", "run"}:
-        assert alone[key] == plain["runs"][0][key]
+    first = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))
+    again = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))
+    assert first.keys() == again.keys()
+    for key in first.keys() - {"wall_s", "run"}:
+        assert first[key] == again[key]
 
 
-def test_simulate_takes_files_options_and_settings_in_this_order(heddle: Heddle, trace: Path):
+def test_compare_takes_files_options_and_settings_in_this_order(heddle: Heddle, trace: Path):
     Path("a.toml").write_text(f'trace = "{trace}"\nseed = 5\n[cluster]\ngpus = 4\n')
-    Path("b.toml").write_text('[cluster]\nmax_running = 3\n[policy]\npreset = "slime"\n')
+    Path("b.toml").write_text("[cluster]\nmax_running = 3\n")
     done = heddle(
-        "simulate",
+        *ONE_RUN,
         *("-c", "a.toml", "-c", "b.toml"),
         *("--json", "--gpus", 2, "--set", "cluster.max_running=1"),
     )
-    row = json.loads(done.stdout)
-    assert (row["policy"], row["seed"]) == ("slime", 5)
+    row = run_of(done)
+    assert (row["policy"], row["seed"]) == ("verl", 5)
     config = load_run(row["run"]).config
     assert (config.cluster.gpus, config.cluster.max_running) == (2, 1)
     assert "seed = 5" in (Path(row["run"]) / "config.toml").read_text()
 
 
-def test_simulate_shows_every_figure(heddle: Heddle, trace: Path):
-    done = heddle("simulate", trace, *CLUSTER, "--set", "cluster.tool_capacity=1")
+def test_a_comparison_of_one_run_shows_every_figure(heddle: Heddle, trace: Path):
+    done = heddle(*ONE_RUN, trace, *CLUSTER, "--set", "cluster.tool_capacity=1")
     assert done.exit_code == 0, done.output
     for word in ("makespan_s", "utilisation", "arrived", "bound_fraction"):
         assert word in done.stdout
 
 
 def test_replay_confirms_equal_commands_and_reports_a_change(heddle: Heddle, trace: Path):
-    row = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)
+    row = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))
     same = heddle("replay", row["run"])
     assert same.exit_code == 0
     assert "commands: the same" in same.stdout
@@ -126,15 +125,13 @@ def test_report_draws_and_tabulates(heddle: Heddle, trace: Path):
 
 def test_an_engine_that_dies_is_replaced_and_the_run_ends_complete(heddle: Heddle, trace: Path):
     options = (
-        "--policy",
-        "verl",
         "--set",
         "cluster.failures=e0@2",
         "--set",
         "cluster.engine_start_s=1",
         "--json",
     )
-    row = json.loads(heddle("simulate", trace, *options).stdout)
+    row = run_of(heddle(*ONE_RUN, trace, *options))
     summary = json.loads((Path(row["run"]) / "summary.json").read_text(encoding="utf-8"))
     assert summary["engine_failures"] == 1
     assert summary["completed"] + summary["truncated"] == summary["arrived"]
@@ -146,7 +143,7 @@ def test_a_failure_without_engine_or_time_is_refused(
     refused: Callable[..., str], trace: Path, failures: str
 ):
     assert "is not ENGINE@SECONDS" in refused(
-        "simulate", trace, "--set", f"cluster.failures={failures}"
+        *ONE_RUN, trace, "--set", f"cluster.failures={failures}"
     )
 
 
@@ -168,7 +165,7 @@ def test_a_failure_without_engine_or_time_is_refused(
             "there is no engine 'engine'; there are e0 at most",
         ),
         (
-            "--set cluster.failures=e4@1 --policy heddle",
+            "--set cluster.failures=e4@1 --policies heddle",
             "there is no engine 'e4'; there are e0 to e3 at most",
         ),
     ],
@@ -176,31 +173,31 @@ def test_a_failure_without_engine_or_time_is_refused(
 def test_a_failure_of_no_engine_is_refused(
     refused: Callable[..., str], trace: Path, options: str, said: str
 ):
-    assert said in refused("simulate", trace, "--gpus", 4, *options.split())
+    assert said in refused(*ONE_RUN, trace, "--gpus", 4, *options.split())
 
 
 def test_failures_may_name_what_a_planner_or_a_restart_makes(heddle: Heddle, trace: Path):
     for options in (
-        "--set cluster.failures=e3@1 --policy heddle",
+        "--set cluster.failures=e3@1 --policies heddle",
         "--set cluster.failures=e0@1,e0+1@30",
         "--set cluster.failures=p0@1 --set cluster.roles=prefill=1,decode=3",
     ):
-        done = heddle("simulate", trace, "--gpus", 4, *options.split())
+        done = heddle(*ONE_RUN, trace, "--gpus", 4, *options.split())
         assert done.exit_code == 0, done.output
 
 
 @pytest.mark.parametrize(
     ("verb", "options"),
-    [("simulate", ("--gpus", 4)), ("run", FAKE)],
+    [(ONE_RUN, ("--set", "cluster.mix=[2,1,1]", "--gpus", 4)), (("run", "--tp", "2,1,1"), FAKE)],
 )
 def test_a_list_of_tp_degrees_has_one_for_each_engine_of_a_run(
-    heddle: Heddle, trace: Path, verb: str, options: tuple[object, ...]
+    heddle: Heddle, trace: Path, verb: tuple[str, ...], options: tuple[object, ...]
 ):
-    done = heddle(verb, trace, *options, "--tp", "2,1,1")
+    done = heddle(*verb, trace, *options)
     assert done.exit_code == 0, done.output
     assert "TP 2, 1, 1" in done.stdout
-    [path] = Path("runs").iterdir()
-    run = load_run(path)
+    [path] = Path("runs").rglob("manifest.json")
+    run = load_run(path.parent)
     ready = [e.event for e in run.entries() if isinstance(e.event, EngineReady)]
     assert [engine.shape.tp for engine in ready] == [2, 1, 1]
     assert (run.config.cluster.gpus, run.config.cluster.mix) == (4, (2, 1, 1))
@@ -208,17 +205,17 @@ def test_a_list_of_tp_degrees_has_one_for_each_engine_of_a_run(
 
 def test_one_tp_degree_as_an_option_wins_over_a_list_in_a_file(heddle: Heddle, trace: Path):
     Path("run.toml").write_text("[cluster]\ngpus = 4\nmix = [2, 1, 1]\n")
-    done = heddle("simulate", trace, "-c", "run.toml", "--tp", 2, "--json")
-    cluster = load_run(json.loads(done.stdout)["run"]).config.cluster
+    done = heddle(*ONE_RUN, trace, "-c", "run.toml", "--tp", 2, "--json")
+    cluster = load_run(run_of(done)["run"]).config.cluster
     assert (cluster.tp, cluster.mix) == (2, ())
 
 
 def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
-    found = json.loads(heddle("policies", "--json").stdout)
+    found = json.loads(heddle("policies", "list", "--json").stdout)
     assert {"verl", "verl-star", "slime"} <= found["presets"].keys()
     assert "fcfs" in found["parts"]["scheduler"]
     assert "h100" in found["profiles"]["qwen3-14b"]
-    text = heddle("policies").stdout
+    text = heddle("policies", "list").stdout
     assert all(name in text for name in (*found["presets"], *found["profiles"]))
 
 
@@ -299,17 +296,17 @@ def test_a_bad_trace_is_named(
         trace.unlink()
     else:
         trace.write_bytes(content)
-    assert said in refused("simulate", trace)
+    assert said in refused(*ONE_RUN, trace)
     assert not Path("runs").exists()
 
 
 def test_missing_values_are_not_taken_for_zero(refused: Callable[..., str], trace: Path):
     trace.write_text(trace.read_text().replace('"tool_s": 0.5', '"tool_s": null'))
-    assert "--missing-tool-s" in refused("simulate", trace)
+    assert "--missing-tool-s" in refused(*ONE_RUN, trace)
 
 
 def test_two_traces_are_one_too_many(refused: Callable[..., str], trace: Path):
-    assert "one trace at a time" in refused("simulate", trace, trace)
+    assert "one trace at a time" in refused(*ONE_RUN, trace, trace)
 
 
 def test_what_is_no_run_is_named(refused: Callable[..., str], trace: Path):
@@ -337,15 +334,15 @@ def test_trouble_with_the_disk_is_one_message(
         raise OSError(code, os.strerror(code), str(path))
 
     monkeypatch.setattr(run_files, "written_table", fails)
-    message = refused("simulate", trace, *CLUSTER, status=status)
+    message = refused(*ONE_RUN, trace, *CLUSTER, status=status)
     assert said in message
-    (run,) = Path("runs").iterdir()
+    run = last_run()
     assert f"{run} keeps the journal up to there" in message
     assert load_run(run, unfinished=True).status == "failed"
 
 
 def test_out_that_is_a_file_is_named(refused: Callable[..., str], trace: Path):
-    assert "is a file" in refused("simulate", trace, *CLUSTER, "--out", trace)
+    assert "is a file" in refused(*ONE_RUN, trace, *CLUSTER, "--out", trace)
 
 
 def test_ctrl_c_marks_the_run_and_exits_with_130(tmp_path: Path):
@@ -362,17 +359,18 @@ def test_ctrl_c_marks_the_run_and_exits_with_130(tmp_path: Path):
         "    if count[0] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "runs.RunDirectory.flush = stop\n"
-        f"main(['simulate', {str(trace)!r}])\n"
+        f"main(['compare', {str(trace)!r}, '--policies', 'verl', '--jobs', '1'])\n"
     )
     done = subprocess.run(
         [sys.executable, "stop.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 130, done.stderr
     assert done.stdout == ""
-    (path,) = (tmp_path / "runs").iterdir()
+    path = last_run(tmp_path / "runs")
     assert done.stderr.splitlines() == [
         "Interrupted.",
-        f"runs/{path.name} keeps the journal up to there; it is no result.",
+        f"{path.relative_to(tmp_path)} keeps the journal up to there; it is no result.",
+        f"0 of 1 runs are finished and stay in {path.parent.relative_to(tmp_path)}.",
     ]
     run = load_run(path, unfinished=True)
     assert run.status == "interrupted"
@@ -410,7 +408,7 @@ def test_help_names_every_verb_and_imports_little():
         "from heddle.cli import main\n"
         "done = CliRunner().invoke(main, ['--help'])\n"
         "assert done.exit_code == 0, done.output\n"
-        "for verb in ('compare', 'simulate', 'plan', 'replay', 'report', 'trace', 'policies'):\n"
+        "for verb in ('compare', 'plan', 'replay', 'report', 'trace', 'policies'):\n"
         "    assert verb in done.output\n"
         "heavy = {'pandas', 'pyarrow', 'matplotlib', 'scipy', 'numpy', 'simpy', 'msgspec'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
@@ -451,22 +449,27 @@ def test_version(heddle: Heddle):
 
 
 @pytest.mark.parametrize(
-    ("verb", "option"),
+    ("verb", "key"),
     [
-        (("calibrate", "check", "run"), "--max-makespan-error"),
-        (("calibrate", "check", "run"), "--max-p99-error"),
-        (("calibrate", "check", "run"), "--max-tpot-error"),
-        (("calibrate", "check", "run"), "--min-finish-order"),
-        (("calibrate", "check", "run"), "--tie"),
-        (("calibrate", "fit", "sweep.json", "-o", "profile.json"), "--max-error"),
-        (("predict", "evaluate", "model.heddle", "trace.jsonl"), "--slots"),
+        (("profile", "check", "run"), "profile.max_makespan_error"),
+        (("profile", "check", "run"), "profile.max_p99_error"),
+        (("profile", "check", "run"), "profile.max_tpot_error"),
+        (("profile", "check", "run"), "profile.min_finish_order"),
+        (("profile", "check", "run"), "profile.tie"),
+        (("profile", "fit", "sweep.json", "-o", "profile.json"), "profile.max_fit_error"),
     ],
 )
 @pytest.mark.parametrize("value", ["nan", "-2"])
 def test_a_bound_that_nothing_can_be_compared_with_is_refused(
-    refused: Callable[..., str], verb: tuple[str, ...], option: str, value: str
+    refused: Callable[..., str], verb: tuple[str, ...], key: str, value: str
 ):
-    assert f"Invalid value for '{option}'" in refused(*verb, option, value)
+    assert "must be" in refused(*verb, "--set", f"{key}={value}")
+
+
+def test_a_share_that_is_no_number_is_refused(refused: Callable[..., str]):
+    for value in ("nan", "-2"):
+        said = refused("predict", "evaluate", "model.heddle", "trace.jsonl", "--slots", value)
+        assert "Invalid value for '--slots'" in said
 
 
 def test_an_interrupt_after_the_command_has_ended_has_the_status_of_an_interrupt(monkeypatch):
@@ -474,4 +477,4 @@ def test_an_interrupt_after_the_command_has_ended_has_the_status_of_an_interrupt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(click.Context, "close", interrupted)
-    assert CliRunner().invoke(main, ["policies"]).exit_code == 130
+    assert CliRunner().invoke(main, ["policies", "list"]).exit_code == 130

@@ -40,12 +40,12 @@ def test_json_brings_an_index_and_a_page_only_on_request(heddle: Heddle, trace: 
     assert json.loads(done.stdout) == json.loads((folder / "index.json").read_text())
     assert not (folder / "report.html").exists()
     shutil.rmtree("runs")
-    heddle(*options, "--report")
+    heddle(*options, "--set", "report.page=true")
     assert len(list(Path("runs").glob("*/report.html"))) == 1
 
 
 def test_no_report_names_the_command_that_makes_one(heddle: Heddle, trace: Path):
-    done = heddle("compare", trace, "--policies", "verl", *CLUSTER, "--no-report")
+    done = heddle("compare", trace, "--policies", "verl", *CLUSTER, "--set", "report.page=false")
     (folder,) = Path("runs").iterdir()
     assert f"next: heddle report {folder} -o report.html" in done.stdout
     assert heddle("report", folder, "-o", "report.html").exit_code == 0
@@ -58,7 +58,7 @@ def test_enough_trajectories_bring_no_warning(heddle: Heddle, trace: Path):
     for group in range(3):
         twice = twice.replace(f'"g{group}', f'"h{group}')
     trace.write_text(once + twice)
-    done = heddle("compare", trace, "--policies", "verl", "--gpus", 1, "--no-report")
+    done = heddle("compare", trace, "--policies", "verl", "--gpus", 1, "--set", "report.page=false")
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
 
@@ -70,7 +70,7 @@ def test_bad_input_leaves_no_folder(refused: Callable[..., str], trace: Path):
 
 def test_runs_lists_filters_and_names_pages(heddle: Heddle, trace: Path):
     heddle("compare", trace, "--policies", "verl,slime", *CLUSTER)
-    heddle("simulate", trace, "--policy", "heddle", *CLUSTER)
+    heddle("run", trace, "--policy", "heddle", "--set", "runtime.time_scale=0.001")
     compared, single = sorted(Path("runs").iterdir())
     shown = heddle("runs").stdout
     assert compared.name in shown
@@ -109,7 +109,7 @@ def test_runs_opens_a_page_in_a_browser(
 
 
 def test_runs_shows_what_did_not_finish_or_is_damaged(heddle: Heddle, trace: Path):
-    heddle("compare", trace, "--policies", "verl", *CLUSTER, "--no-report")
+    heddle("compare", trace, "--policies", "verl", *CLUSTER, "--set", "report.page=false")
     (folder,) = Path("runs").iterdir()
     shutil.copytree(folder, "runs/a")
     Path("runs/a/index.json").unlink()
@@ -145,7 +145,8 @@ def test_a_page_has_each_policy_at_its_best_and_of_many_runs_the_first_seed(
         2,
         "--sweep",
         "cluster.tp=1,2",
-        "--no-report",
+        "--set",
+        "report.page=false",
         "--json",
     )
     index = json.loads(heddle("compare", trace, *options).stdout)

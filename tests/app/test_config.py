@@ -9,6 +9,7 @@ import pytest
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import load_profiles
+from heddle.command_config import Config
 from heddle.config import RunConfig
 from heddle.config_files import (
     ConfigError,
@@ -33,7 +34,7 @@ def test_later_sources_win_and_the_rest_are_defaults(tmp_path: Path):
     first.write_text('trace = "t.jsonl"\nseed = 3\n[cluster]\ngpus = 4\ntp = 2\n')
     second.write_text("[cluster]\ngpus = 16\n")
     config = resolve([read_toml(first), read_toml(second), setting("cluster.gpu=h200")])
-    assert config == RunConfig(
+    assert config == Config(
         trace="t.jsonl", seed=3, cluster=ClusterConfig(gpus=16, tp=2, gpu="h200")
     )
 

@@ -13,7 +13,8 @@ from typing import get_args, get_type_hints
 import pyarrow as pa
 import pytest
 
-from heddle.cli.options import CLUSTER
+from docs import reference
+from heddle.command_config import Config
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve
@@ -60,8 +61,14 @@ def test_every_key_of_a_plan_is_listed(config: RunConfig):
         assert {k for k in part if not k.startswith("filled_")} <= words
 
 
-def test_every_option_is_listed():
-    assert all(f"`{flag}" in CLI or f"{flag} " in CLI for flag, *_ in CLUSTER)
+def test_pages_of_reference_are_those_of_the_code():
+    """To mend it: `python docs/reference.py`."""
+    assert reference.CLI.read_text(encoding="utf-8") == reference.cli_page()
+    assert reference.CONFIG.read_text(encoding="utf-8") == reference.config_page()
+
+
+def test_what_is_written_by_hand_of_commands_is_short():
+    assert len(CLI.partition(reference.MARK)[0].split()) <= 600
 
 
 def test_the_late_predictions_are_those_of_tools_that_are_faster():
@@ -96,9 +103,10 @@ def keys(config: type, prefix: str = "") -> set[str]:
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.stem)
 def test_every_key_that_a_page_names_is_a_key(path: Path):
     text = path.read_text()
-    tables = "cluster|loop|serve|runtime|policy|missing"
+    tables = "cluster|loop|serve|runtime|policy|missing|plan|report|logs|synth|profile"
     named = re.findall(rf"(?:`|--set '?|--sweep )((?:{tables})\.\w+)", text)
-    assert {name for name in named if not name.endswith("_")} - {"cluster.pools"} <= keys(RunConfig)
+    others = {"cluster.pools", "policy.parts", "report.html", "report.md"}
+    assert {name for name in named if not name.endswith("_")} - others <= keys(Config)
 
 
 def test_tables_read_back_with_the_types_they_were_written_with():

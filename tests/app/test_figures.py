@@ -1,6 +1,5 @@
 """Figures of runs: a colour for each policy, and labels as they are."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from heddle.reports.run_bounds import run_bound
 from heddle.runs import Run, load_run
 from heddle.runs.record import record
 from heddle_core.presets import PRESETS
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 from tests.app.reported import unpacked
 
 
@@ -23,8 +22,8 @@ from tests.app.reported import unpacked
 def runs(heddle: Heddle, trace: Path) -> list[Run]:
     made = []
     for policy in ("slime", "heddle", "verl"):
-        args = ("--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
-        made.append(load_run(json.loads(heddle("simulate", trace, *args).stdout)["run"]))
+        args = ("--policies", policy, "--gpus", 2, "--max-running", 2, "--json")
+        made.append(load_run(run_of(heddle(*ONE_RUN, trace, *args))["run"]))
     return made
 
 

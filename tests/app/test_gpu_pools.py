@@ -9,7 +9,7 @@ import pytest
 
 from heddle import PoolConfig, load_run, simulate
 from heddle.cluster.config import ClusterConfig
-from heddle.cluster.gpu_pools import read_pool, read_tags
+from heddle.cluster.gpu_pools import read_tags
 from heddle.cluster.profiles import load_profiles
 from heddle.comparison.compare import compare
 from heddle.comparison.tuning import tuning
@@ -26,10 +26,13 @@ from heddle.setup import Workspace, prepare
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.presets import PRESETS
 from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 from tests.app.reported import unpacked
 
 TWO = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4, tp=2))
+
+POOLS_OF_TWO = '[{gpu="h100",gpus=2},{gpu="l40s",gpus=2}]'
+POOLS_OF_EIGHT = '[{gpu="h100",gpus=8},{gpu="l40s",gpus=8}]'
 
 
 def on_two(config: RunConfig, policy: str = "verl", **cluster: object) -> RunConfig:
@@ -45,7 +48,7 @@ def on_two(config: RunConfig, policy: str = "verl", **cluster: object) -> RunCon
 def test_pools_say_classes_and_gpus_of_the_whole_cluster():
     cluster = ClusterConfig(pool=TWO, tp=1)
     assert cluster.pools == {"h100": 2, "l40s": 4}
-    assert (cluster.gpu, cluster.gpus, cluster.engines) == ("h100", 6, 4)
+    assert (cluster.gpu, cluster.gpus, cluster.engine_count) == ("h100", 6, 4)
     assert [(c.gpu, c.gpus, c.tp) for c in cluster.classes] == [("h100", 2, 1), ("l40s", 4, 2)]
     assert cluster.tps == "1 (h100), 2 (l40s)"
     one = ClusterConfig(gpu="h200", gpus=16)
@@ -101,7 +104,8 @@ def test_a_plan_names_the_class_of_each_group(config: RunConfig):
 
 
 @pytest.mark.parametrize(
-    "pools", [("--gpu", "H100"), ("--set", 'cluster.pool=["H100:2","L40S:2"]')]
+    "pools",
+    [("--gpu", "H100"), ("--set", 'cluster.pool=[{gpu="H100",gpus=2},{gpu="L40S",gpus=2}]')],
 )
 def test_json_names_classes_as_their_profiles_do(
     heddle: Heddle, trace: Path, pools: tuple[str, ...]
@@ -154,58 +158,73 @@ def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
     ("options", "said"),
     [
         (
-            '--set cluster.pool=["h100:8","H100:4"]',
+            '--set cluster.pool=[{gpu="h100",gpus=8},{gpu="H100",gpus=4}]',
             "GPU class H100 is named twice, with 8 and 4 GPUs",
         ),
-        ('--set cluster.pool=["h100:0"]', "the pool of h100 has 0 GPUs: give it 1 or more"),
-        ('--set cluster.pool=["h100:8","x9:8"]', "pool of x9: unknown GPU 'x9'"),
         (
-            '--set cluster.pool=["h100:8"] --gpus 16',
-            '--gpus 16: sets cluster.gpus = 16, and the pools of --set cluster.pool=["h100:8"]',
+            '--set cluster.pool=[{gpu="h100",gpus=0}]',
+            "the pool of h100 has 0 GPUs: give",
         ),
         (
-            '--set cluster.pool=["h100:8"] --gpu l40s',
+            '--set cluster.pool=[{gpu="h100",gpus=8},{gpu="x9",gpus=8}]',
+            "unknown GPU 'x9'",
+        ),
+        (
+            '--set cluster.pool=[{gpu="h100",gpus=8}] --gpus 16',
+            "--gpus 16: sets cluster.gpus = 16, and the pools of --set cluster.pool=[",
+        ),
+        (
+            '--set cluster.pool=[{gpu="h100",gpus=8}] --gpu l40s',
             "--gpu l40s: sets cluster.gpu = l40s, and the pools",
         ),
-        ('--set cluster.pool=["h100"]', "'h100' is no pool of GPUs: write CLASS:GPUS"),
-        ('--set cluster.pool=["h100:4:dp=2"]', "is no pool of GPUs: write CLASS:GPUS"),
-        ('--set cluster.pool=["h100:4:tp=0"]', "the pool of h100 has tp = 0: take 1 or more"),
+        ('--set cluster.pool=["h100"]', "cluster.pool"),
+        ('--set cluster.pool=[{gpu="h100",gpus=4,dp=2}]', "cluster.pool.dp is not a key"),
         (
-            '--set cluster.pool=["h100:4:profile=x.toml"]',
+            '--set cluster.pool=[{gpu="h100",gpus=4,tp=0}]',
+            "the pool of h100 has tp = 0: take",
+        ),
+        (
+            '--set cluster.pool=[{gpu="h100",gpus=4,profile="x.toml"}]',
             "give the path of a profile file, ending in .json",
         ),
-        ('--set cluster.pool=["h100:3:tp=2"]', "pool of h100: gpus = 3 is not divisible by tp = 2"),
-        ('--set cluster.pool=["h100:8","l40s:8"] --tp 4,4', "mix names engines of one GPU class"),
         (
-            '--set cluster.pool=["h100:8","l40s:8"] --tp 4,4',
-            "its own TP degree, as h800:4:tp=2",
+            '--set cluster.pool=[{gpu="h100",gpus=3,tp=2}]',
+            "gpus = 3 is not divisible by tp = 2",
         ),
         (
-            '--set cluster.pool=["h100:2"] --set cluster.roles=prefill=1,decode=1',
+            f"--set cluster.pool={POOLS_OF_EIGHT} --set cluster.mix=[4,4]",
+            "mix names engines of one GPU class",
+        ),
+        (
+            f"--set cluster.pool={POOLS_OF_EIGHT} --set cluster.mix=[4,4]",
+            "its own TP degree, as tp = 2",
+        ),
+        (
+            '--set cluster.pool=[{gpu="h100",gpus=2}] --set cluster.roles=prefill=1,decode=1',
             "give --gpu and --gpus in place of cluster.pool",
         ),
         (
-            '--set cluster.pool=["h100:2"] --set cluster.tp_choices=[4]',
+            '--set cluster.pool=[{gpu="h100",gpus=2}] --set cluster.tp_choices=[4]',
             "add one from 1 to 2, or leave the pool",
         ),
         (
-            '--set cluster.pool=["h100:8","l40s:8"] --set cluster.standby_tp=[4]',
+            f"--set cluster.pool={POOLS_OF_EIGHT} --set cluster.standby_tp=[4]",
             "standby_tp names engines of one GPU class",
         ),
         (
-            '--set cluster.pool=["h100:2","l40s:2"] --set policy.tags=["x=h100"]',
+            f'--set cluster.pool={POOLS_OF_TWO} --set policy.tags=["x=h100"]',
             "policy.tags: x=h100: the workload has no such task",
         ),
         (
-            '--set cluster.pool=["h100:2","l40s:2"] --set policy.tags=["coding=h20"]',
+            f'--set cluster.pool={POOLS_OF_TWO} --set policy.tags=["coding=h20"]',
             "there are no GPUs of class h20",
         ),
         (
-            '--set cluster.pool=["h100:2"] --set policy.tags=["coding"]',
+            '--set cluster.pool=[{gpu="h100",gpus=2}] --set policy.tags=["coding"]',
             "'coding' is not TASK=CLASS",
         ),
         (
-            '--set cluster.pool=["h100:8","l40s:1"] --model qwen3-32b',
+            '--set cluster.pool=[{gpu="h100",gpus=8},{gpu="l40s",gpus=1}] --model qwen3-32b',
             "pool of l40s: qwen3-32b on l40s cannot run at TP 1",
         ),
     ],
@@ -213,7 +232,7 @@ def test_tp_choices_hold_for_each_class_as_far_as_it_has_them():
 def test_pools_that_cannot_be_are_refused(
     options: str, said: str, trace: Path, refused: Callable[..., str]
 ):
-    assert said in refused("simulate", trace, *options.split(), "--policy", "rollart")
+    assert said in refused(*ONE_RUN, trace, *options.split(), "--policies", "rollart")
 
 
 def test_a_class_that_holds_no_context_is_named(refused: Callable[..., str], tmp_path: Path):
@@ -227,9 +246,9 @@ def test_a_class_that_holds_no_context_is_named(refused: Callable[..., str], tmp
         "steps": [step],
     }
     path.write_text(json.dumps(record) + "\n")
-    pools = ("--set", 'cluster.pool=["h100:8:tp=8","l40s:1"]')
+    pools = ("--set", 'cluster.pool=[{gpu="h100",gpus=8,tp=8},{gpu="l40s",gpus=1}]')
     assert "qwen3-14b on l40s at TP 1 holds" in refused(
-        "simulate", path, *pools, "--policy", "verl"
+        *ONE_RUN, path, *pools, "--policies", "verl"
     )
     assert "qwen3-14b on l40s at TP 1 holds" in refused("plan", path, *pools)
 
@@ -239,9 +258,9 @@ def test_tables_of_pools_are_checked_by_key(
 ):
     toml = tmp_path / "mixed.toml"
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpu_count = 8\n')
-    assert "cluster.pool.gpu_count is not a key" in refused("simulate", trace, "-c", toml)
+    assert "cluster.pool.gpu_count is not a key" in refused(*ONE_RUN, trace, "-c", toml)
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = "many"\n')
-    assert "mixed.toml: cluster.pool.gpus" in refused("simulate", trace, "-c", toml)
+    assert "mixed.toml: cluster.pool.gpus" in refused(*ONE_RUN, trace, "-c", toml)
 
 
 def test_loops_and_vllm_engines_take_one_class(
@@ -262,8 +281,8 @@ def test_a_pool_may_have_a_profile_file_of_the_same_model(
     found = json.loads((PROFILE_FOLDER / "qwen3-14b.l40s.json").read_text())
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({**found, "gpu": "new"}))
-    pools = ("--set", f'cluster.pool=["h100:2","new:2:profile={path}"]')
-    result = heddle("simulate", trace, *pools, "--policy", "heddle")
+    pools = ("--set", f'cluster.pool=[{{gpu="h100",gpus=2}},{{gpu="new",gpus=2,profile="{path}"}}]')
+    result = heddle(*ONE_RUN, trace, *pools, "--policies", "heddle")
     assert result.exit_code == 0, result.output
     assert "2 x h100 + 2 x new" in result.output
     for change, said in (
@@ -272,13 +291,12 @@ def test_a_pool_may_have_a_profile_file_of_the_same_model(
         ({}, "is a profile of l40s"),
     ):
         path.write_text(json.dumps({**found, **change}))
-        failed = heddle("simulate", trace, *pools, "--policy", "heddle")
+        failed = heddle(*ONE_RUN, trace, *pools, "--policies", "heddle")
         assert failed.exit_code == 2
         assert said in failed.output
 
 
-def test_tags_and_pools_are_read_as_written():
-    assert read_pool("h20:32:tp=2") == {"gpu": "h20", "gpus": 32, "tp": 2}
+def test_tags_are_read_as_written():
     assert read_tags(("swe=H800", "a=b=h20")) == {"swe": "h800", "a=b": "h20"}
     with pytest.raises(ValueError, match="'a' is tagged twice"):
         read_tags(("a=h20", "a=h800"))
@@ -297,7 +315,7 @@ def test_a_class_beside_a_profile_file_is_that_of_the_file(
 ):
     file = tmp_path / "mine.json"
     file.write_bytes((PROFILE_FOLDER / "qwen3-8b.h200.json").read_bytes())
-    said = refused("simulate", trace, "--model", file, "--gpu", "h20")
+    said = refused(*ONE_RUN, trace, "--model", file, "--gpu", "h20")
     assert f"--gpu h20: {file} is a profile of h200: leave --gpu out" in said
 
 
@@ -317,12 +335,12 @@ def test_a_page_names_the_class_of_engines_where_there_are_several(
 
 def test_a_table_of_pools_in_single_brackets_is_named(refused: Callable[..., str], trace: Path):
     Path("one.toml").write_text('[cluster.pool]\ngpu = "h100"\ngpus = 2\n', encoding="utf-8")
-    said = refused("simulate", trace, "-c", "one.toml")
+    said = refused(*ONE_RUN, trace, "-c", "one.toml")
     assert "one.toml: cluster.pool is a list of tables: write [[cluster.pool]] in place of" in said
 
 
 def test_a_run_takes_its_gpus_from_pools(heddle: Heddle, refused: Callable[..., str], trace: Path):
-    pools = ("--set", 'cluster.pool=["h100:1","l40s:2"]')
+    pools = ("--set", 'cluster.pool=[{gpu="h100",gpus=1},{gpu="l40s",gpus=2}]')
     said = refused("run", trace, "--engines", 2, *pools)
     assert "--engines 2: sets cluster.gpus = 2, and the pools of" in said
     assert "--tp 2,1: mix names engines of one GPU class" in refused(
@@ -337,7 +355,7 @@ def test_tags_that_no_policy_reads_are_refused(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
     given = (trace, "--gpus", 2, "--set", 'policy.tags=["coding=h100"]')
-    for command in (("simulate",), ("run",), ("compare", "--policies", "verl,heddle")):
+    for command in ((*ONE_RUN,), ("run",), ("compare", "--policies", "verl,heddle")):
         given = (
             trace,
             *(() if command[0] == "run" else ("--gpus", 2)),

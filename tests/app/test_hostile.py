@@ -24,11 +24,13 @@ from campaigns.processes import descendants
 from heddle import command
 from heddle.cli import main
 from heddle.cli.errors import exit_with_user_errors
-from heddle.cluster.config import MAX_GPUS, MAX_RUNNING
+from heddle.cluster.config import MAX_GPUS, MAX_RUNNING, ClusterConfig
+from heddle.config import RunConfig
 from heddle.runs import directory, load_run
 from heddle.runs import files as run_files
 from heddle.runs.journal_entries import JournalError, decode
-from tests.app.journals import Heddle, unlisted
+from heddle.simulation import simulate
+from tests.app.journals import ONE_RUN, Heddle, last_run, run_of, unlisted
 from tests.patience import PATIENCE_S
 from tests.test_architecture import PACKAGES
 
@@ -101,18 +103,19 @@ def test_a_rollout_without_engines_left_is_one_message(refused: Callable[..., st
         "--set",
         f"cluster.failures={deaths}",
     )
-    err = refused("simulate", trace, *options, status=1)
+    err = refused(*ONE_RUN, trace, *options, status=1)
     assert err.startswith("Error: ")
     assert "trajectories cannot go on at" in err
     assert "the last to fail was e0+3: injected fault" in err
     assert "keeps the journal up to there; it is no result." in err
 
 
-@pytest.mark.parametrize("verb", ["simulate", "run"])
+@pytest.mark.parametrize("words", [("compare", "--policies"), ("run", "--policy")])
 def test_engines_of_a_framework_are_refused_where_there_is_none(
-    refused: Callable[..., str], trace: Path, verb: str
+    refused: Callable[..., str], trace: Path, words: tuple[str, str]
 ):
-    err = refused(verb, trace, "--policy", "heddle+given")
+    verb, option = words
+    err = refused(verb, trace, option, "heddle+given")
     assert "planner given starts no engines" in err
     assert "Leave +given out" in err
 
@@ -162,13 +165,13 @@ def test_a_killed_run_is_replayed_as_far_as_it_goes(tmp_path: Path):
         "    if count[0] == 3:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "runs.RunDirectory.flush = die\n"
-        f"main(['simulate', {str(CODING)!r}])\n"
+        f"main(['compare', {str(CODING)!r}, '--policies', 'verl', '--jobs', '1'])\n"
     )
     died = subprocess.run(
         [sys.executable, "die.py"], cwd=tmp_path, capture_output=True, check=False
     )
     assert died.returncode == -signal.SIGKILL
-    (run,) = (tmp_path / "runs").iterdir()
+    run = last_run(tmp_path / "runs")
     done = CliRunner().invoke(main, ["replay", str(run)])
     assert done.exit_code == 0, done.output
     assert done.stderr.startswith(f"{run}: its process died before it finished: replaying")
@@ -191,7 +194,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    close(run)\n"
         "runs.RunDirectory.flush, runs.RunDirectory._close_journal = first, again\n"
-        f"main(['simulate', {str(CODING)!r}])\n"
+        f"main(['compare', {str(CODING)!r}, '--policies', 'verl', '--jobs', '1'])\n"
     )
     done = subprocess.run(
         [sys.executable, "twice.py"], cwd=tmp_path, capture_output=True, text=True, check=False
@@ -199,7 +202,7 @@ def test_a_second_signal_does_not_break_into_the_closing_of_a_run(tmp_path: Path
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
     assert _states(tmp_path) == ["interrupted"]
-    (run,) = (tmp_path / "runs").iterdir()
+    run = last_run(tmp_path / "runs")
     assert CliRunner().invoke(main, ["replay", str(run)]).exit_code == 0
 
 
@@ -281,25 +284,25 @@ def test_absurd_values_are_refused_before_a_run(
 
 
 def test_the_largest_engine_that_is_allowed_runs(heddle: Heddle, trace: Path):
-    done = heddle("simulate", trace, "--json", "--max-running", MAX_RUNNING, "--gpus", 1)
+    done = heddle(*ONE_RUN, trace, "--json", "--max-running", MAX_RUNNING, "--gpus", 1)
     assert done.exit_code == 0, done.output
 
 
 def test_a_toml_file_may_begin_with_a_byte_order_mark(heddle: Heddle, trace: Path):
     Path("a.toml").write_bytes(b"\xef\xbb\xbf" + f'trace = "{trace}"\nseed = 7\n'.encode())
-    done = heddle("simulate", "-c", "a.toml", "--json", *CLUSTER)
-    assert json.loads(done.stdout)["seed"] == 7
+    done = heddle(*ONE_RUN, "-c", "a.toml", "--json", *CLUSTER)
+    assert run_of(done)["seed"] == 7
 
 
 def test_a_pipe_is_no_trace(refused: Callable[..., str], tmp_path: Path):
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
-    assert "save it to a file" in refused("simulate", pipe)
+    assert "save it to a file" in refused(*ONE_RUN, pipe)
 
 
 def test_a_link_to_nowhere_is_no_folder_for_runs(refused: Callable[..., str], trace: Path):
     Path("dangling").symlink_to("nowhere")
-    message = refused("simulate", trace, *CLUSTER, "--out", "dangling")
+    message = refused(*ONE_RUN, trace, *CLUSTER, "--out", "dangling")
     assert message.startswith("Error: dangling: is there already, and is no folder")
 
 
@@ -310,13 +313,14 @@ def test_a_run_that_cannot_begin_leaves_no_directory(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(run_files, "write_json", fails)
-    assert "the disk is full" in refused("simulate", trace, *CLUSTER, status=1)
-    assert list(Path("runs").iterdir()) == []
+    assert "the disk is full" in refused(*ONE_RUN, trace, *CLUSTER, status=1)
+    assert not Path("runs").exists()
 
 
 def test_a_limit_on_the_size_of_files_is_one_message(trace: Path, tmp_path: Path):
     limited = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({8 << 10}, {8 << 10}))\n"
-    run = f"from heddle.cli import main; main(['simulate', {str(trace)!r}])"
+    words = [*ONE_RUN, str(trace), "--jobs", "1"]
+    run = f"from heddle.cli import main; main({words!r})"
     done = subprocess.run(
         [sys.executable, "-c", limited + run], cwd=tmp_path, capture_output=True, text=True
     )
@@ -333,15 +337,15 @@ def test_lack_of_memory_is_one_message(
         raise MemoryError
 
     monkeypatch.setattr("heddle.simulation.simulate_rollout", fails)
-    assert "not enough memory" in refused("simulate", trace, *CLUSTER, status=1)
-    (run,) = Path("runs").iterdir()
+    assert "not enough memory" in refused(*ONE_RUN, trace, *CLUSTER, status=1)
+    run = last_run()
     assert load_run(run, unfinished=True).status == "failed"
 
 
 def test_files_that_may_not_be_read_say_so(
     refused: Callable[..., str], heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    run = Path(run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"])
 
     def denied(path: object, *_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -358,18 +362,18 @@ def test_files_that_may_not_be_read_say_so(
     monkeypatch.setattr(Path, "read_text", denied)
     assert "manifest.json: permission denied; change its permissions" in refused("replay", run)
     Path("a.toml").touch()
-    said = refused("simulate", "-c", "a.toml")
+    said = refused(*ONE_RUN, "-c", "a.toml")
     assert "a.toml: permission denied; change its permissions" in said
 
 
 def test_a_link_that_leads_back_to_itself_is_one_message(refused: Callable[..., str], trace: Path):
     for name in ("l.toml", "l.heddle", "l.jsonl", "l"):
         Path(name).symlink_to(name)
-    assert "l.toml: is a link that leads back to itself" in refused("simulate", "-c", "l.toml")
-    model = ("--policy", "heddle+learned", "--set", "predictor_model=l.heddle")
-    assert "l.heddle: is a link that leads" in refused("simulate", trace, *model)
-    assert "l.jsonl: cannot be read (Too many levels" in refused("simulate", "l.jsonl")
-    assert "l: is there already, and is no folder" in refused("simulate", trace, "--out", "l")
+    assert "l.toml: is a link that leads back to itself" in refused(*ONE_RUN, "-c", "l.toml")
+    model = ("--policies", "heddle+learned", "--set", "predictor_model=l.heddle")
+    assert "l.heddle: is a link that leads" in refused(*ONE_RUN, trace, *model)
+    assert "l.jsonl: cannot be read (Too many levels" in refused(*ONE_RUN, "l.jsonl")
+    assert "l: is there already, and is no folder" in refused(*ONE_RUN, trace, "--out", "l")
 
 
 @pytest.mark.parametrize("chained", [False, True])
@@ -415,7 +419,7 @@ def test_an_import_that_fails_by_itself_keeps_its_traceback(monkeypatch: pytest.
 def test_a_figure_is_drawn_whole_or_not_at_all(
     heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    run = Path(run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"])
 
     def fails(_: object, file: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -445,16 +449,17 @@ class _Clock:
         return self._moments.pop(0) if len(self._moments) > 1 else self._moments[0]
 
 
-def _two_runs(heddle: Heddle, trace: Path) -> list[str]:
-    rows = [heddle("simulate", trace, "--json", "--gpus", gpus).stdout for gpus in (1, 2)]
-    return [Path(json.loads(row)["run"]).name for row in rows]
+def _two_runs(trace: Path) -> list[str]:
+    clusters = (ClusterConfig(gpus=gpus) for gpus in (1, 2))
+    configs = [RunConfig(trace=str(trace), cluster=cluster) for cluster in clusters]
+    return [simulate(config, out=Path("runs")).path.name for config in configs]
 
 
 def test_runs_that_began_at_different_times_are_distinguished(
     heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(directory, "datetime", _Clock(5, 5, 6))
-    _two_runs(heddle, trace)
+    _two_runs(trace)
     done = heddle("report", *sorted(Path("runs").iterdir()))
     times = ("03:04:05", "03:04:06")
     assert all(f"s0 {time}" in done.stdout.splitlines()[0] for time in times)
@@ -465,7 +470,7 @@ def test_runs_of_one_policy_and_seed_are_distinguished(
     heddle: Heddle, trace: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(directory, "datetime", _Clock(5))
-    names = _two_runs(heddle, trace)
+    names = _two_runs(trace)
     done = heddle("report", *sorted(Path("runs").iterdir()))
     assert all(name in done.stdout.splitlines()[0] for name in names)
     drawn = [p.name for p in Path("runs/figures").glob("timeline-*.png")]
@@ -496,9 +501,8 @@ def test_a_file_name_that_is_not_utf8_survives(heddle: Heddle, trace: Path, tmp_
         shutil.copy(trace, odd)
     except OSError:
         pytest.skip("this file system takes names in UTF-8 only")
-    done = heddle("simulate", odd, "--json", *CLUSTER)
-    assert done.exit_code == 0, done.output
-    assert load_run(json.loads(done.stdout)["run"]).config.trace == str(odd)
+    done = heddle(*ONE_RUN, odd, "--json", *CLUSTER)
+    assert load_run(run_of(done)["run"]).config.trace == str(odd)
 
 
 def test_a_folder_of_runs_whose_name_is_not_utf8_is_read_again(
@@ -509,9 +513,8 @@ def test_a_folder_of_runs_whose_name_is_not_utf8_is_read_again(
         odd.mkdir()
     except OSError:
         pytest.skip("this file system takes names in UTF-8 only")
-    made = heddle("simulate", trace, "--json", "--out", odd, *CLUSTER)
-    assert made.exit_code == 0, made.output
-    run = json.loads(made.stdout)["run"]
+    made = heddle(*ONE_RUN, trace, "--json", "--out", odd, *CLUSTER)
+    run = run_of(made)["run"]
     for words in (("replay", run), ("report", run, "-o", "figures"), ("runs", "--in", odd)):
         done = heddle(*words)
         assert done.exit_code == 0, done.output
@@ -570,7 +573,7 @@ def _on_terminal(width: int, folder: Path, *args: object) -> str:
 def test_a_damaged_row_is_named(
     heddle: Heddle, trace: Path, column: str, value: object, said: str | None
 ):
-    run = json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]
+    run = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"]
     table = load_run(run).journal
     kinds, names = table.column("kind").to_pylist(), table.column("name").to_pylist()
     if column == "payload":
@@ -598,7 +601,7 @@ def test_a_damaged_row_is_named(
 def test_a_file_of_a_run_that_lacks_something_is_named(
     refused: Callable[..., str], heddle: Heddle, trace: Path, file: str, said: str
 ):
-    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    run = Path(run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"])
     path = unlisted(run) / file
     path.chmod(0o644)
     if file == "manifest.json":
@@ -615,7 +618,7 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
 def test_text_of_a_run_that_is_no_text_is_named(
     refused: Callable[..., str], heddle: Heddle, trace: Path
 ):
-    run = unlisted(Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"]))
+    run = unlisted(Path(run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"]))
     for name in ("steps.parquet", "manifest.json"):
         (run / name).chmod(0o644)
     data = (run / "steps.parquet").read_bytes()
@@ -629,11 +632,11 @@ def test_text_of_a_run_that_is_no_text_is_named(
 def test_a_manifest_without_its_driver_is_damaged(
     refused: Callable[..., str], heddle: Heddle, trace: Path
 ):
-    run = Path(json.loads(heddle("simulate", trace, "--json", *CLUSTER).stdout)["run"])
+    run = Path(run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"])
     path = unlisted(run) / "manifest.json"
     path.chmod(0o644)
     manifest = json.loads(path.read_text())
     del manifest["driver"]
     path.write_text(json.dumps(manifest))
     said = "manifest.json: damaged: Object missing required field `driver`"
-    assert said in refused("calibrate", "check", run)
+    assert said in refused("profile", "check", run)

@@ -167,13 +167,17 @@ def test_several_numbers_of_running_steps(heddle: Heddle, prompts: str):
 
 def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
     path = tmp_path / "regimes.png"
-    shown = heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(path))
+    shown = heddle(
+        "loop", prompts, "--regimes", "sync,april", *SMALL, "--set", f"report.figure={path}"
+    )
     assert shown.exit_code == 0, shown.output
     assert path.read_bytes().startswith(b"\x89PNG")
     again = tmp_path / "again.png"
-    heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--figure", str(again))
+    heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--set", f"report.figure={again}")
     assert again.read_bytes() == path.read_bytes()
-    wrong = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--figure", "regimes.txt")
+    wrong = heddle(
+        "loop", prompts, "--regimes", "sync", *SMALL, "--set", "report.figure=regimes.txt"
+    )
     assert wrong.exit_code == 2
     assert "must be named" in wrong.output
 
@@ -210,8 +214,8 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--regimes", ","), "names no regime"),
         (("--regimes", "areal", "--set", "loop.colocated=true"), "leave out loop.colocated"),
         (("--set", "loop.env_failure_rate=1"), "below 1"),
-        (("--set", "loop.env_capacity=0"), "leave it out for no limit"),
-        (("--set", "loop.reward_capacity=0"), "leave it out for no limit"),
+        (("--set", "loop.env_capacity=0"), "loop.env_capacity must be 1 or more"),
+        (("--set", "loop.reward_capacity=0"), "loop.reward_capacity must be 1 or more"),
         (("--set", "loop.environments=0"), "loop.environments must be 1 or more"),
         (("--set", "loop.reward_s=inf"), "below 1e9"),
         (("--set", "loop.reward_s=-3"), "loop.reward_s: '-3(.0)?': times must be from 0"),
@@ -252,7 +256,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
             "write elastic, or leave them out",
         ),
         (("--set", 'cluster.tool_pools=["a=1","a=2"]'), "two pools of the tool 'a'"),
-        (("--set", "cluster.tool_capacity=0"), "leave it out for no limit"),
+        (("--set", "cluster.tool_capacity=0"), "tool_capacity must be from 1 to"),
         (("--set", "cluster.env_latency=1,2,3"), "env_latency: '1,2,3' is no distribution"),
         (
             ("--set", "prices.h100=-1"),
@@ -291,10 +295,10 @@ def test_bad_input_is_one_message(
 
 
 def test_regimes_are_listed_with_their_parameters(heddle: Heddle):
-    shown = heddle("regimes")
+    shown = heddle("regimes", "list")
     for name in REGIMES:
         assert f"\n{name} " in f"\n{shown.output}"
     assert ":max_head_offpolicyness=4" in shown.output
-    told = json.loads(heddle("regimes", "--json").stdout)
+    told = json.loads(heddle("regimes", "list", "--json").stdout)
     assert told["areal"]["parameters"]["enforce"] is False
     assert told["sync"]["colocated"] is True

@@ -65,12 +65,12 @@ def test_check_blames_the_machine_and_not_the_profile_if_others_used_it(
     path = json.loads(done.stdout)["run"]
     summary = load_run(path).summary
     assert (summary["other_cpus"], summary["machine_cpus"]) == (others, 2)
-    checked = heddle("calibrate", "check", path)
+    checked = heddle("profile", "check", path)
     assert checked.exit_code == 0, checked.output
     assert ("the machine was busy" in checked.stderr) == busy
     assert ("The machine was busy with other processes in 1 of 1 runs" in checked.stdout) == busy
     assert f"{others / 2:.0%}" in checked.stdout
-    as_json = json.loads(heddle("calibrate", "check", path, "--json").stdout)
+    as_json = json.loads(heddle("profile", "check", path, "--json").stdout)
     assert as_json["runs"][0]["other_cpu_share"] == pytest.approx(others / 2)
     assert ("the machine was busy" in heddle("report", path, "-o", "out").stderr) == busy
 
@@ -79,6 +79,6 @@ def test_a_run_on_fake_engines_measures_no_load(heddle: Heddle, trace: Path):
     done = heddle("run", trace, "--engine", "fake", "--set", "runtime.time_scale=0.02", "--json")
     path = json.loads(done.stdout)["run"]
     assert "other_cpus" not in load_run(path).summary
-    as_json = json.loads(heddle("calibrate", "check", path, "--json").stdout)
+    as_json = json.loads(heddle("profile", "check", path, "--json").stdout)
     assert as_json["runs"][0]["other_cpu_share"] is None
-    assert "others' CPU" not in heddle("calibrate", "check", path).stdout
+    assert "others' CPU" not in heddle("profile", "check", path).stdout

@@ -49,7 +49,16 @@ PAIRS = [(p, c) for p in ("exact", "anneal", "libra-dp") for c in ("context", "p
 def test_every_planner_gives_each_trajectory_a_home_within_the_gpus(
     heddle: Heddle, coding: Path, planner: str, cost: str
 ):
-    found = planned(heddle, coding, "--gpus", 8, "--planner", planner, "--cost", cost)
+    found = planned(
+        heddle,
+        coding,
+        "--gpus",
+        8,
+        "--set",
+        f"policy.planner={planner}",
+        "--set",
+        f"policy.cost={cost}",
+    )
     assert found["schema"] == "heddle.plan/1"
     assert (found["planner"], found["cost"]) == (planner, cost)
     groups = found["groups"]
@@ -66,17 +75,19 @@ def test_every_planner_gives_each_trajectory_a_home_within_the_gpus(
 
 
 def test_equal_inputs_give_equal_plans_but_for_the_time(heddle: Heddle, coding: Path):
-    first, second = (planned(heddle, coding, "--planner", "anneal") for _ in range(2))
+    first, second = (planned(heddle, coding, "--set", "policy.planner=anneal") for _ in range(2))
     assert {**first, "solver_s": 0.0} == {**second, "solver_s": 0.0}
 
 
 def test_the_oracle_reads_the_true_lengths_and_is_marked(heddle: Heddle, coding: Path):
     scripts, _ = Workspace().completed(RunConfig(trace=str(coding)))
     true = sorted(sum(step.output_tokens for step in s.steps) for s in scripts)
-    found = planned(heddle, coding, "--predictor", "oracle", "--planner", "exact")
+    found = planned(
+        heddle, coding, "--set", "policy.predictor=oracle", "--set", "policy.planner=exact"
+    )
     assert max(g["longest_tokens"] for g in found["groups"]) == true[-1]
     assert min(g["shortest_tokens"] for g in found["groups"]) == true[0]
-    said = heddle("plan", coding, "--predictor", "oracle").stdout
+    said = heddle("plan", coding, "--set", "policy.predictor=oracle").stdout
     assert "true lengths (oracle): no plan" in said
 
 
@@ -97,7 +108,9 @@ def test_without_an_oracle_no_length_of_the_trace_is_known(heddle: Heddle, codin
 
 
 def test_groups_are_cut_from_longest_to_shortest(heddle: Heddle, coding: Path):
-    groups = planned(heddle, coding, "--predictor", "oracle", "--planner", "exact")["groups"]
+    groups = planned(
+        heddle, coding, "--set", "policy.predictor=oracle", "--set", "policy.planner=exact"
+    )["groups"]
     for wider, narrower in pairwise(g for g in groups if g["members"]):
         assert wider["shortest_tokens"] >= 0.8 * narrower["longest_tokens"]
 
@@ -133,7 +146,7 @@ def test_an_estimate_far_off_by_guessed_lengths_names_the_remedy(
     for history, said in (("none", "a guess"), ("prior:coding", "those of prior:coding")):
         shown = heddle("plan", short, "--gpus", 4, "--history", history).stdout
         assert f"lengths  of the estimate are {said}: {line}" in shown
-    for near in (("--history", earlier), ("--predictor", "oracle")):
+    for near in (("--history", earlier), ("--set", "policy.predictor=oracle")):
         shown = heddle("plan", short, "--gpus", 4, *near).stdout
         assert "replayed " in shown
         assert "lengths  " not in shown
@@ -154,7 +167,7 @@ def brief(records: Sequence[TrajectoryRecord]) -> list[TrajectoryRecord]:
 
 
 def test_equal_predictions_are_named_as_such(heddle: Heddle, coding: Path):
-    done = heddle("plan", coding, "--predictor", "none", "--history", "none")
+    done = heddle("plan", coding, "--set", "policy.predictor=none", "--history", "none")
     assert "alike for all, so that groups differ in number only" in done.stdout
 
 
@@ -171,11 +184,14 @@ def test_tp_degrees_that_cannot_hold_the_largest_context_are_left_out(heddle: He
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--planner", "portfolio", "--cost", "paper"), "goes with --planner exact"),
-        (("--predictor", "fcfs"), "--predictor fcfs: is no predictor"),
-        (("--predictor", "progresive"), "Did you mean 'progressive'?"),
-        (("--predictor", "noisy-oracle"), "as in noisy-oracle:0.5"),
-        (("--predictor", "noisy-oracle:much"), "as in noisy-oracle:0.5"),
+        (
+            ("--set", "policy.planner=portfolio", "--set", "policy.cost=paper"),
+            "goes with policy.planner = exact",
+        ),
+        (("--set", "policy.predictor=fcfs"), "policy.predictor = fcfs: is no predictor"),
+        (("--set", "policy.predictor=progresive"), "Did you mean 'progressive'?"),
+        (("--set", "policy.predictor=noisy-oracle"), "as in noisy-oracle:0.5"),
+        (("--set", "policy.predictor=noisy-oracle:much"), "as in noisy-oracle:0.5"),
         (("--gpus", "0"), "gpus must be from 1"),
     ],
 )

@@ -259,7 +259,7 @@ def test_engines_of_one_degree_are_served_by_their_urls_too(
     urls = [url for flag, url in pairwise(command) if flag == "--worker"]
     assert len(urls) == 4
     assert urls[0] == "http://h100-0:8000"
-    assert config_of(tmp_path / "gateway.toml").cluster.engines == 4
+    assert config_of(tmp_path / "gateway.toml").cluster.engine_count == 4
     exported(heddle, coding, tmp_path / "8", "--gpus", 8, "--set", "cluster.tp_choices=[4]")
     starts, by_url = commands(tmp_path / "8" / "gateway.toml")
     assert "--engine" in starts
@@ -290,7 +290,12 @@ def test_the_gateways_commands_are_those_of_heddle_serve(
 def test_a_plan_of_several_classes_is_exported_to_vllm_only(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
-    pools = ("--model", "qwen3-32b", "--set", 'cluster.pool=["h800:8","h20:8"]')
+    pools = (
+        "--model",
+        "qwen3-32b",
+        "--set",
+        'cluster.pool=[{gpu="h800",gpus=8},{gpu="h20",gpus=8}]',
+    )
     done = heddle("plan", coding, *pools, "--export", tmp_path / "v.sh")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "v.sh").read_text()
@@ -318,10 +323,10 @@ def test_every_engine_has_gpus_of_its_own_on_one_node(coding: Path):
 
 
 def test_an_oracle_is_not_exported(heddle: Heddle, coding: Path, tmp_path: Path):
-    exported(heddle, coding, tmp_path, "--predictor", "oracle")
+    exported(heddle, coding, tmp_path, "--set", "policy.predictor=oracle")
     values = tomllib.loads((tmp_path / "gateway.toml").read_text())
     assert values["policy"] == {"preset": "heddle+fixed+keep_engines"}
-    exported(heddle, coding, tmp_path / "other", "--predictor", "progressive")
+    exported(heddle, coding, tmp_path / "other", "--set", "policy.predictor=progressive")
     values = tomllib.loads((tmp_path / "other" / "gateway.toml").read_text())
     assert values["policy"] == {"preset": "heddle+fixed+keep_engines+progressive"}
 
@@ -363,9 +368,11 @@ def test_names_of_a_profile_cannot_run_commands(heddle: Heddle, coding: Path, tm
         (("--export", "none/vllm.sh"), "none: no such folder; make it first"),
         (("--export", "a.sh", "--export", "./a.sh"), "a.sh: is written twice"),
         (("--export", "v.yaml", "--export", "v-router.yaml"), "v-router.yaml: is written twice"),
-        (("--force",), "--force has no effect here: name a file with --export"),
         (("--export", "folder.sh"), "folder.sh: is a folder; name a file in it"),
-        (("--loop", "--export", "a.sh"), "--export has no effect here: leave out --loop"),
+        (
+            ("--regimes", "best", "--export", "a.sh"),
+            "--export has no effect here: leave out --regimes",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -385,14 +392,11 @@ def test_what_cannot_be_exported_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.sh", "here"]
 
 
-def test_a_file_that_exists_is_replaced_only_by_force(heddle: Heddle, coding: Path, tmp_path: Path):
+def test_a_file_that_exists_is_not_replaced(heddle: Heddle, coding: Path, tmp_path: Path):
     router = tmp_path / "verl-router.yaml"
     router.write_text("mine")
     done = heddle("plan", coding, "--export", tmp_path / "verl.yaml")
     assert done.exit_code == 2
-    assert f"{router}: exists; name another file, or replace it with --force" in done.stderr
+    assert f"{router}: exists; name another file, or remove it" in done.stderr
     assert router.read_text() == "mine"
     assert not (tmp_path / "verl.yaml").exists()
-    done = heddle("plan", coding, "--export", tmp_path / "verl.yaml", "--force")
-    assert done.exit_code == 0, done.output
-    assert "router_class" in router.read_text()

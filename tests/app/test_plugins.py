@@ -20,7 +20,7 @@ from heddle.policies.plugins import (
 from heddle_core.parts.placement.load_and_pin import Sticky
 from heddle_core.policy import Placement, Policy, Scheduler
 from heddle_core.presets import PRESETS, verl
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 from tests.core.policy_fakes import policy_context
 
 
@@ -252,8 +252,8 @@ def test_code_that_a_run_directory_names_is_imported_by_leave_only(
     Path("marks_import.py").write_text(MARKS)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     name = "marks_import:policy"
-    done = heddle("simulate", trace, "--gpus", 2, "--policy", f"{name}+lpt", "--json")
-    run = json.loads(done.stdout)["run"]
+    done = heddle(*ONE_RUN, trace, "--gpus", 2, "--policies", f"{name}+lpt", "--json")
+    run = run_of(done)["run"]
     Path("imported").unlink()
     sys.modules.pop("marks_import")
     said = f"Error: {run}: its configuration names {name}, which would be imported and called."
@@ -280,8 +280,8 @@ def test_a_checked_run_imports_code_by_leave_only(heddle: Heddle, trace: Path):
     done = heddle("run", trace, "--policy", policy, "--set", "runtime.time_scale=0.001", "--json")
     assert done.exit_code == 0, done.output
     run = json.loads(done.stdout)["run"]
-    refused = heddle("calibrate", "check", run)
+    refused = heddle("profile", "check", run)
     assert refused.exit_code == 2
     assert f"add --allow-policy {__name__}:own_order" in refused.stderr
-    allowed = heddle("calibrate", "check", run, "--allow-policy", f"{__name__}:own_order")
+    allowed = heddle("profile", "check", run, "--allow-policy", f"{__name__}:own_order")
     assert allowed.exit_code == 0, allowed.output

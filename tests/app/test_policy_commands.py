@@ -11,7 +11,7 @@ from docs import policy_attributes
 from heddle.config import RunConfig
 from heddle.policies.check import CallTime, check_policy
 from heddle.policies.template import policy_source
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 
 CLUSTER = ("--gpus", "2", "--max-running", "2")
 HEAD = """
@@ -146,7 +146,7 @@ def test_a_method_is_slow_above_100_microseconds_unless_it_sees_a_whole_rollout(
 def test_an_error_of_a_policy_is_one_message_with_its_line(
     refused: Callable[..., str], trace: Path, name: str, body: str, said: str
 ):
-    message = refused("simulate", trace, "--policy", written(name, body), *CLUSTER)
+    message = refused(*ONE_RUN, trace, "--policies", written(name, body), *CLUSTER)
     assert message.startswith(f"Error: {said}")
     assert "prompt_tokens" in message or "trajectory" not in said
 

@@ -19,7 +19,7 @@ from heddle_trace.files import write_trace
 from heddle_trace.oracle import Oracle
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 
 CLUSTER = ("--gpus", 4, "--max-running", 8)
 
@@ -39,9 +39,8 @@ def earlier(tmp_path: Path) -> Path:
 
 
 def simulated(heddle: Heddle, *args: object) -> dict[str, Any]:
-    done = heddle("simulate", *args, *CLUSTER, "--json")
-    assert done.exit_code == 0, done.output
-    row: dict[str, Any] = json.loads(done.stdout)
+    done = heddle(*ONE_RUN, *args, *CLUSTER, "--json")
+    row: dict[str, Any] = run_of(done)
     return row
 
 
@@ -60,7 +59,7 @@ def same_again(heddle: Heddle, row: dict[str, Any]) -> None:
 
 
 def test_a_known_workload_gets_its_prior_and_the_run_names_it(heddle: Heddle, coding: Path):
-    row = simulated(heddle, coding, "--policy", "heddle")
+    row = simulated(heddle, coding, "--policies", "heddle")
     run = load_run(row["run"])
     assert manifest(row)["history"]["name"] == "prior:coding"
     assert len(manifest(row)["history"]["sha256"]) == 64
@@ -71,7 +70,7 @@ def test_a_known_workload_gets_its_prior_and_the_run_names_it(heddle: Heddle, co
 
 
 def test_a_trace_of_earlier_rollouts_is_used_and_named(heddle: Heddle, coding: Path, earlier: Path):
-    row = simulated(heddle, coding, "--policy", "heddle", "--history", earlier)
+    row = simulated(heddle, coding, "--policies", "heddle", "--history", earlier)
     known = manifest(row)["history"]
     assert (known["name"], len(known["sha256"])) == (str(earlier), 64)
     assert load_run(row["run"]).config.history == str(earlier)
@@ -86,7 +85,7 @@ def test_a_trace_of_earlier_rollouts_is_used_and_named(heddle: Heddle, coding: P
 def test_history_gives_the_part_of_that_name_its_prompts(
     heddle: Heddle, coding: Path, earlier: Path
 ):
-    policy = ("--policy", "heddle+history")
+    policy = ("--policies", "heddle+history")
     with_prior = simulated(heddle, coding, *policy)
     with_trace = simulated(heddle, coding, *policy, "--history", earlier)
     context = load_run(with_trace["run"]).context
@@ -101,7 +100,7 @@ def test_no_history_is_no_history(heddle: Heddle, coding: Path, source: str):
     # A workload that nothing is shipped for, or none wanted.
     if source == "prior":
         coding.write_text(coding.read_text().replace('"workload":"coding"', '"workload":"poetry"'))
-    row = simulated(heddle, coding, "--policy", "heddle", "--history", source)
+    row = simulated(heddle, coding, "--policies", "heddle", "--history", source)
     assert manifest(row)["history"] is None
     run = load_run(row["run"])
     assert run.config.history == "none"
@@ -125,7 +124,7 @@ def test_baselines_decide_alike_with_any_history(heddle: Heddle, coding: Path):
     assert rows[0]["makespan_s"] == rows[1]["makespan_s"]
 
 
-@pytest.mark.parametrize("verb", ["simulate", "plan"])
+@pytest.mark.parametrize("verb", ["compare", "plan"])
 def test_the_replayed_trace_is_refused_as_history(
     refused: Callable[..., str], coding: Path, tmp_path: Path, verb: str
 ):
@@ -147,7 +146,7 @@ def test_the_replayed_trace_is_refused_as_history(
 def test_a_history_that_is_not_there_is_explained(
     refused: Callable[..., str], coding: Path, history: str, says: str
 ):
-    assert says in refused("simulate", coding, "--policy", "heddle", "--history", history)
+    assert says in refused(*ONE_RUN, coding, "--policies", "heddle", "--history", history)
 
 
 # -- oracles ------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ def test_a_history_that_is_not_there_is_explained(
 def test_an_oracle_is_chosen_by_name_and_marked_in_the_manifest(
     heddle: Heddle, coding: Path, policy: str
 ):
-    row = simulated(heddle, coding, "--policy", policy, "--seed", 3)
+    row = simulated(heddle, coding, "--policies", policy, "--seed", 3)
     assert row["policy"] == policy
     assert manifest(row)["oracle"] is True
     same_again(heddle, row)
@@ -174,7 +173,7 @@ def test_an_oracle_is_chosen_by_name_and_marked_in_the_manifest(
 
 def test_no_preset_is_an_oracle(heddle: Heddle, coding: Path):
     for policy in ("heddle", "heddle-paper", "verl+lpt+progressive"):
-        assert manifest(simulated(heddle, coding, "--policy", policy))["oracle"] is False
+        assert manifest(simulated(heddle, coding, "--policies", policy))["oracle"] is False
 
 
 @pytest.mark.parametrize("part", [field.name for field in fields(Policy)])
@@ -193,8 +192,8 @@ def test_a_part_of_the_trace_package_makes_a_policy_an_oracle_whichever_it_is(pa
 
 
 def test_noise_of_nothing_is_the_oracle_itself(heddle: Heddle, coding: Path):
-    exact = simulated(heddle, coding, "--policy", "heddle+oracle")
-    noisy = simulated(heddle, coding, "--policy", "heddle+noisy-oracle:0")
+    exact = simulated(heddle, coding, "--policies", "heddle+oracle")
+    noisy = simulated(heddle, coding, "--policies", "heddle+noisy-oracle:0")
     assert exact["makespan_s"] == noisy["makespan_s"]
 
 
@@ -205,13 +204,13 @@ def test_noise_needs_its_size(refused: Callable[..., str], coding: Path, part: s
 
 
 def test_a_mistyped_oracle_is_recognised(refused: Callable[..., str], coding: Path):
-    assert "Did you mean 'oracle'?" in refused("simulate", coding, "--policy", "heddle+orcale")
+    assert "Did you mean 'oracle'?" in refused(*ONE_RUN, coding, "--policies", "heddle+orcale")
 
 
 def test_a_replay_with_an_oracle_needs_the_trace_that_it_knew(
     heddle: Heddle, refused: Callable[..., str], coding: Path
 ):
-    row = simulated(heddle, coding, "--policy", "heddle+oracle")
+    row = simulated(heddle, coding, "--policies", "heddle+oracle")
     text = coding.read_text()
     coding.write_text(text + "\n" + text.splitlines()[0].replace('/00"', '/99"') + "\n")
     said = refused("replay", row["run"])
@@ -224,14 +223,14 @@ def test_a_replay_with_an_oracle_needs_the_trace_that_it_knew(
 def test_a_replay_without_an_oracle_needs_nothing_but_the_run(
     heddle: Heddle, coding: Path, earlier: Path
 ):
-    row = simulated(heddle, coding, "--policy", "heddle", "--history", earlier)
+    row = simulated(heddle, coding, "--policies", "heddle", "--history", earlier)
     coding.unlink()
     earlier.unlink()
     same_again(heddle, row)
 
 
 def test_oracles_are_listed(heddle: Heddle):
-    found = json.loads(heddle("policies", "--json").stdout)
+    found = json.loads(heddle("policies", "list", "--json").stdout)
     assert {"oracle", "noisy-oracle:SIGMA", "paper_quality"} <= found["parts"]["predictor"].keys()
     assert "reads the scripts" in found["parts"]["predictor"]["paper_quality"]
     assert "heddle-paper" in found["presets"]
@@ -261,7 +260,7 @@ def at_once(row: dict[str, Any]) -> int:
 def test_math_tools_are_faster_than_predictions(heddle: Heddle, tmp_path: Path):
     trace = tmp_path / "math.jsonl"
     write_trace(trace, synth("math", 48, seed=7))
-    policy = ("--policy", "heddle-paper", "--set")
+    policy = ("--policies", "heddle-paper", "--set")
     slow, fast = (
         simulated(heddle, trace, *policy, f"cluster.prediction_s={s}") for s in ("0.27", "0.001")
     )
@@ -278,7 +277,7 @@ def test_only_a_service_that_is_not_awaited_loses_predictions(heddle: Heddle, tm
     trace = tmp_path / "math.jsonl"
     write_trace(trace, synth("math", 48, seed=7))
     awaited, lost = (
-        simulated(heddle, trace, "--policy", policy, "--set", "cluster.prediction_s=0.27")
+        simulated(heddle, trace, "--policies", policy, "--set", "cluster.prediction_s=0.27")
         for policy in ("heddle-paper", "heddle-paper+served")
     )
     made, late = predictions(awaited)
@@ -290,12 +289,12 @@ def test_only_a_service_that_is_not_awaited_loses_predictions(heddle: Heddle, tm
 
 
 def test_coding_tools_hide_some_predictions_and_not_others(heddle: Heddle, coding: Path):
-    made, late = predictions(simulated(heddle, coding, "--policy", "heddle-paper"))
+    made, late = predictions(simulated(heddle, coding, "--policies", "heddle-paper"))
     assert 0.2 < late / made < 0.8
 
 
 def test_predictors_that_answer_at_once_use_no_service(heddle: Heddle, coding: Path):
-    row = simulated(heddle, coding, "--policy", "heddle", "--set", "cluster.prediction_s=5")
+    row = simulated(heddle, coding, "--policies", "heddle", "--set", "cluster.prediction_s=5")
     assert predictions(row) == (0, 0)
 
 
@@ -310,7 +309,7 @@ def longer(path: Path, prompt_tokens: int) -> Path:
 
 
 def test_planners_choose_among_degrees_that_hold_the_largest_context(heddle: Heddle, coding: Path):
-    args = (longer(coding, 400_000), "--policy", "heddle", "--tp", 2)
+    args = (longer(coding, 400_000), "--policies", "heddle", "--tp", 2)
     run = load_run(simulated(heddle, *args)["run"])
     assert run.context is not None
     assert [shape.tp for shape in run.context.shape_choices] == [2, 4]
@@ -319,7 +318,7 @@ def test_planners_choose_among_degrees_that_hold_the_largest_context(heddle: Hed
 
 def test_named_degrees_must_hold_it(refused: Callable[..., str], coding: Path):
     args = (longer(coding, 400_000), "--gpus", 4, "--tp", 2, "--set", "cluster.tp_choices=[1,2]")
-    said = refused("simulate", *args)
+    said = refused(*ONE_RUN, *args)
     assert "at TP 1 holds" in said
     assert "a tp_choices that begins at 2" in said
 

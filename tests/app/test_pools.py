@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from heddle.runs import load_run
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, last_run
 
 SIMULATED = ("--gpus", "2", "--set", "missing.tool_tokens=zero", "--json")
 
@@ -19,9 +19,9 @@ def tool_s(run: Path) -> list[float]:
 
 
 def simulated(heddle: Heddle, trace: object, *options: str) -> Path:
-    shown = heddle("simulate", trace, *SIMULATED, *options)
+    shown = heddle(*ONE_RUN, trace, *SIMULATED, *options)
     assert shown.exit_code == 0, shown.output
-    return max(Path("runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    return last_run()
 
 
 def test_latency_is_added_to_every_call(heddle: Heddle, trace: Path):
@@ -50,9 +50,9 @@ def test_toml_and_options_give_the_same_run(heddle: Heddle, trace: Path, tmp_pat
     )
     pool = ("--set", 'cluster.tool_pools=["bash=elastic:cold=2:keep=1"]')
     given = simulated(heddle, trace, "--set", "cluster.env_latency=1,0.5", *pool)
-    shown = heddle("simulate", "-c", toml, "--json", "--out", "other")
+    shown = heddle(*ONE_RUN, "-c", toml, "--json", "--out", "other")
     assert shown.exit_code == 0, shown.output
-    (other,) = Path("other").iterdir()
+    other = last_run("other")
     assert tool_s(other) == tool_s(given)
     assert load_run(other).config.cluster.tool_pools == ("bash=elastic:cold=2:keep=1",)
 
@@ -118,4 +118,4 @@ def test_a_comparison_shares_draws_and_its_bound_holds(heddle: Heddle, trace: Pa
 def test_bad_pools_are_one_message(
     refused: Callable[..., str], trace: Path, options: tuple[str, str], said: str
 ):
-    assert said in refused("simulate", trace, *SIMULATED, *options)
+    assert said in refused(*ONE_RUN, trace, *SIMULATED, *options)

@@ -29,7 +29,7 @@ from heddle_sim.profile_files import PROFILE_FOLDER, read_profile
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 
 Refused = Callable[..., str]
 
@@ -210,7 +210,7 @@ def test_a_price_is_replaced_by_option_and_by_file(heddle: Heddle, trace: Path, 
     cluster = ("--gpus", 2, "--max-running", 2, "--json")
 
     def dollars_of_a_gpu_hour(*args: object) -> float:
-        shown = json.loads(heddle("simulate", trace, *args, *cluster).stdout)
+        shown = run_of(heddle(*ONE_RUN, trace, *args, *cluster))
         return float(shown["dollars"] / shown["gpu_hours"])
 
     assert dollars_of_a_gpu_hour() == pytest.approx(2.7)
@@ -246,7 +246,7 @@ def test_a_class_with_a_space_in_its_name_has_a_price(
 ):
     given = ("compare", trace, "--policies", "verl", "--model", own_class(tmp_path, "NVIDIA L4"))
     given += ("--gpus", 2, "--max-running", 2)
-    said = refused(*given, "--objective", "cost")
+    said = refused(*given, "--set", "plan.objective=cost")
     assert "give --set 'prices.NVIDIA L4=DOLLARS' for" in said
     assert '"NVIDIA L4" = DOLLARS under [prices]' in said
     priced = heddle(*given, "--set", "prices.NVIDIA L4=2", "--json")
@@ -279,7 +279,7 @@ def test_a_wrong_price_is_one_message(
     refused: Refused, trace: Path, wrong: tuple[str, ...], said: str
 ):
     cluster = ("--gpus", 2, "--max-running", 2)
-    assert said in refused("simulate", trace, *cluster, *wrong)
+    assert said in refused(*ONE_RUN, trace, *cluster, *wrong)
     assert said in refused("compare", trace, "--policies", "verl", *cluster, *wrong)
     assert said in refused("plan", trace, *cluster, *wrong)
 
@@ -307,8 +307,8 @@ def test_ranking_by_cost_needs_a_price_above_nothing(refused: Refused, trace: Pa
         trace,
         "--policies",
         "verl,slime",
-        "--objective",
-        "cost",
+        "--set",
+        "plan.objective=cost",
         "--set",
         "prices.h100=0",
     )
@@ -316,7 +316,7 @@ def test_ranking_by_cost_needs_a_price_above_nothing(refused: Refused, trace: Pa
 
 
 def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_path: Path):
-    own = ("--model", own_class(tmp_path, "mine"), "--objective", "cost")
+    own = ("--model", own_class(tmp_path, "mine"), "--set", "plan.objective=cost")
     said = "mine has none: give --set prices.mine=DOLLARS"
     assert said in refused("compare", trace, "--policies", "verl", *own, "--gpus", 2)
     assert said in refused("plan", trace, *own, "--gpus", 2)
@@ -426,14 +426,16 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
         "cluster.tp=2",
         *small,
     )
-    shown = heddle("loop", prompts, *options, "--objective", "cost", "--set", "prices.h100=36")
+    shown = heddle(
+        "loop", prompts, *options, "--set", "plan.objective=cost", "--set", "prices.h100=36"
+    )
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output
     assert "h100 at $36.00 a GPU-hour (given)" in shown.output
-    planned = heddle("plan", "--loop", prompts, *options, "--objective", "cost")
+    planned = heddle("plan", prompts, *options, "--set", "plan.objective=cost")
     assert planned.exit_code == 0, planned.output
     assert "best by cost" in planned.output
-    assert "--objective cost" in planned.output.splitlines()[-1]
+    assert "plan.objective=cost" in planned.output.splitlines()[-1]
 
 
 def test_the_pages_list_the_keys_of_costs():

@@ -10,7 +10,7 @@ import pytest
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.model_config import known_config
 from heddle_sim.profile_files import load_profile, read_profile
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 
 
 def done(heddle: Heddle, *args: object) -> str:
@@ -23,7 +23,16 @@ def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_pat
     folder = tmp_path / "Mine-8B"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(dict(known_config("Qwen3-8B"))))
-    args = ("from-config", folder, "--gpu", "h200", "--source", "roofline", "--tp", "1,2")
+    args = (
+        "from-config",
+        folder,
+        "--gpu",
+        "h200",
+        "--set",
+        "profile.source=roofline",
+        "--tp",
+        "1,2",
+    )
     said = done(heddle, *args, "-o", "mine.json")
     assert "8.19 billion parameters; 147,456 bytes of KV per token" in said
     assert "attention output" in said
@@ -36,11 +45,11 @@ def test_from_config_states_operators_capacity_and_error(heddle: Heddle, tmp_pat
 
 
 def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, trace: Path) -> None:
-    args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--attention-dp", 2, "--tp", 1)
-    said = done(heddle, "from-config", *args, "--source", "roofline", "-o", "mine.json")
+    args = ("Qwen/Qwen3-30B-A3B", "--gpu", "h200", "--set", "cluster.attention_dp=2", "--tp", 1)
+    said = done(heddle, "from-config", *args, "--set", "profile.source=roofline", "-o", "mine.json")
     assert "use it as --model mine.json --set cluster.attention_dp=2 --tp 1" in said
     run = ("--model", "mine.json", "--set", "cluster.attention_dp=2", "--tp", 1, "--gpus", 2)
-    result = heddle("simulate", trace, *run)
+    result = heddle(*ONE_RUN, trace, *run)
     assert result.exit_code == 0, result.output
     left_out = shipped_efficiencies().errors["leave_one_model_out"]["decode"]["mean_pct"]
     head = " ".join(result.stdout.split())
@@ -55,7 +64,16 @@ def test_a_run_states_the_cross_validated_error_of_its_profile(heddle: Heddle, t
 
 
 def test_from_config_as_json(heddle: Heddle) -> None:
-    args = ("from-config", "Qwen/Qwen3-30B-A3B", "--gpu", "gb200", "--ep", "--source", "roofline")
+    args = (
+        "from-config",
+        "Qwen/Qwen3-30B-A3B",
+        "--gpu",
+        "gb200",
+        "--set",
+        "cluster.expert_parallel=on",
+        "--set",
+        "profile.source=roofline",
+    )
     report = json.loads(done(heddle, *args, "--json"))
     assert report["schema"] == "heddle.from-config/1"
     assert set(report["kv_capacity_tokens"]) == {"1", "2", "2ep2", "4", "4ep4", "8", "8ep8"}
@@ -83,7 +101,9 @@ def test_bad_input_is_one_message_with_status_2(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(dict(known_config("Qwen3-8B"))) if text is None else text)
     gpu = () if "--gpu" in args else ("--gpu", "h200")
-    assert said in refused("profile", "from-config", file, *gpu, "--source", "roofline", *args)
+    assert said in refused(
+        "profile", "from-config", file, *gpu, "--set", "profile.source=roofline", *args
+    )
 
 
 def test_shipped_profiles_are_listed_and_shown(heddle: Heddle) -> None:
@@ -111,7 +131,7 @@ def test_layouts_that_are_slower_than_on_a_lesser_class_are_named(heddle: Heddle
 
 
 def test_a_run_names_the_error_on_measured_runs(heddle: Heddle, trace: Path) -> None:
-    result = heddle("simulate", trace, "--model", "gpt-oss-120b", "--gpu", "h200", "--gpus", 2)
+    result = heddle(*ONE_RUN, trace, "--model", "gpt-oss-120b", "--gpu", "h200", "--gpus", 2)
     assert result.exit_code == 0, result.output
     assert "TPOT of 45 measured runs off by 2.56 %, and 4.32 % without" in result.stdout
 

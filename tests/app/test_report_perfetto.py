@@ -15,7 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from heddle.reports.perfetto import FIRST_ENGINE, MIGRATIONS, ROLLOUT, trace_events
 from heddle.runs.record import Record, record
 from tests.app.browser import PATIENCE_S, perfetto_ui
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, last_run
 from tests.app.reported import Made, by_hand
 from tests.app.test_metrics import story
 
@@ -201,11 +201,11 @@ def test_a_run_that_broke_off_is_written_as_far_as_it_goes(tmp_path: Path):
 
 
 def test_report_writes_the_file_packed_or_not(heddle: Heddle, trace: Path):
-    heddle("simulate", trace)
-    (run,) = Path("runs").iterdir()
-    result = heddle("report", "--perfetto", run, "-o", "run.json.gz")
+    heddle(*ONE_RUN, trace)
+    run = last_run()
+    result = heddle("report", run, "-o", "run.json.gz")
     assert (result.exit_code, result.stdout) == (0, "run.json.gz\n")
-    assert json.loads(heddle("report", "--perfetto", run, "-o", "run.json", "--json").stdout) == {
+    assert json.loads(heddle("report", run, "-o", "run.json", "--json").stdout) == {
         "schema": "heddle.report/1",
         "runs": [{"run": str(run)}],
         "perfetto": "run.json",

@@ -6,7 +6,6 @@ import pty
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.runs import load_run
 from heddle.simulation import simulate
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 
 HEDDLE = (sys.executable, "-m", "heddle.cli")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -65,7 +64,7 @@ def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: 
     assert json.loads(out)["schema"] == "heddle.compare/1"
     (run, _) = sorted(path.parent for path in tmp_path.glob("runs/*/*/manifest.json"))
     for command, said in (
-        (("simulate", trace, "--json"), "6/6 trajectories"),
+        ((*ONE_RUN, trace, "--json"), "6/6 trajectories"),
         (("plan", trace, "--json"), "planning (portfolio)"),
         (("replay", run), "replaying "),
         (("report", run, "-o", "report.html"), "writing"),
@@ -96,15 +95,6 @@ def test_a_run_counts_its_trajectories_and_is_the_same_for_it(config: RunConfig,
     )
     assert calls == [(n, 6) for n in range(1, 7)]
     assert result.summary == simulate(config, out=tmp_path / "runs").summary
-
-
-def test_a_run_of_thousands_of_engines_counts_those_that_are_ready(
-    config: RunConfig, tmp_path: Path
-):
-    calls: list[int] = []
-    many = replace(config, cluster=replace(config.cluster, gpus=1_100))
-    simulate(many, out=tmp_path / "runs", on_engines=calls.append)
-    assert calls == [1_000]
 
 
 def test_what_runs_is_named_by_what_has_begun():
@@ -176,7 +166,7 @@ def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
 
 
 def test_a_simulation_prints_rounded_numbers(heddle: Heddle, trace: Path):
-    shown = heddle("simulate", trace, "--gpus", 2).stdout
+    shown = heddle(*ONE_RUN, trace, "--gpus", 2).stdout
     numbers = re.findall(r"\b\d+\.\d+$", shown, re.MULTILINE)
     assert numbers
     assert all(len(number.lstrip("0.").replace(".", "")) <= 3 for number in numbers), numbers

@@ -19,7 +19,7 @@ from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.profile_files import ProfileError
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 
 
 def on(config: RunConfig, policy: str = "heddle", **cluster: object) -> RunConfig:
@@ -120,7 +120,7 @@ def test_a_run_on_vllm_refuses_what_only_simulations_have(
 
 def test_the_command_line_has_both(heddle: Heddle, trace: Path):
     shown = heddle(
-        "simulate",
+        *ONE_RUN,
         str(trace),
         "--gpus",
         "8",
@@ -130,7 +130,7 @@ def test_the_command_line_has_both(heddle: Heddle, trace: Path):
         "cluster.host_kv=engine",
     )
     assert shown.exit_code == 0, shown.output
-    wrong = heddle("simulate", str(trace), "--set", 'cluster.standby_tp=[4,"x"]')
+    wrong = heddle(*ONE_RUN, str(trace), "--set", 'cluster.standby_tp=[4,"x"]')
     assert wrong.exit_code == 2
     assert "expected `int`, got `str`" in wrong.output
 

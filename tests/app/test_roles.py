@@ -26,7 +26,7 @@ from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.ids import EngineShape
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 
 GIVEN = (
     "--gpus",
@@ -64,7 +64,7 @@ def test_bad_roles_are_refused_with_the_remedy(
     refused: Callable[..., str], trace: Path, text: str, said: str
 ):
     assert said in refused(
-        "simulate", trace, "--gpus", "8", "--tp", "2", "--set", f"cluster.roles={text}"
+        *ONE_RUN, trace, "--gpus", "8", "--tp", "2", "--set", f"cluster.roles={text}"
     )
 
 
@@ -107,9 +107,8 @@ def test_policies_get_decode_engines_and_the_controller_the_others(config: RunCo
 def test_a_run_with_roles_replays_and_counts_its_hand_overs(
     heddle: Heddle, trace: Path, policy: str
 ):
-    shown = heddle("simulate", trace, *GIVEN, "--policy", policy, "--json")
-    assert shown.exit_code == 0, shown.output
-    (path,) = Path("runs").iterdir()
+    shown = heddle(*ONE_RUN, trace, *GIVEN, "--policies", policy, "--json")
+    path = run_of(shown)["run"]
     run = load_run(path)
     assert run.summary["completed"] == 6
     # Six first prompts and no observation have more than 100 new tokens.
@@ -118,12 +117,11 @@ def test_a_run_with_roles_replays_and_counts_its_hand_overs(
     assert heddle("replay", path).exit_code == 0
     toml = Path("run.toml")
     toml.write_text(
-        f'trace = "{trace}"\n[policy]\npreset = "{policy}"\n[cluster]\ngpus = 4\n'
+        f'trace = "{trace}"\n[cluster]\ngpus = 4\n'
         'roles = "prefill=1,decode=3"\nprefill_threshold = 100\n'
     )
-    again = heddle("simulate", "-c", toml, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["makespan_s"] == json.loads(shown.stdout)["makespan_s"]
+    again = heddle(*ONE_RUN, "-c", toml, "--policies", policy, "--json")
+    assert run_of(again)["makespan_s"] == run_of(shown)["makespan_s"]
 
 
 def test_fake_engines_run_the_same_roles(heddle: Heddle, trace: Path):
@@ -214,18 +212,18 @@ def test_the_table_of_settings_has_each_split_and_planned_engines(heddle: Heddle
 
 def test_best_roles_refuse_given_ones(config: RunConfig):
     cluster = replace(config.cluster, gpus=4, roles="prefill=1,decode=3")
-    with pytest.raises(ConfigError, match="--roles best chooses"):
+    with pytest.raises(ConfigError, match=r"cluster.roles=best chooses"):
         tuning(replace(config, cluster=cluster), roles=True, workspace=Workspace())
     pools = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="h200", gpus=2))
     mixed = replace(config, cluster=ClusterConfig(pool=pools))
-    with pytest.raises(ConfigError, match=r"--roles best chooses .* of one GPU class"):
+    with pytest.raises(ConfigError, match=r"cluster.roles=best chooses .* of one GPU class"):
         tuning(mixed, roles=True, workspace=Workspace())
 
 
 def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], trace: Path):
     given = ("compare", trace, "--policies", "verl", "--sweep", "cluster.roles=best")
     said = refused(*given, "--gpus", "1")
-    assert "--roles best: gpus = 1 cannot be split into engines that prefill" in said
+    assert "--sweep cluster.roles=best: gpus = 1 cannot be split into engines that prefill" in said
     assert "decode, of TP 4: take more --gpus" in refused(*given, "--gpus", "4", "--tp", "4")
 
 
@@ -243,7 +241,7 @@ def test_best_roles_without_a_split_are_refused(refused: Callable[..., str], tra
 def test_settings_of_roles_without_roles_are_refused(
     refused: Callable[..., str], heddle: Heddle, trace: Path, setting: tuple[str, ...], said: str
 ):
-    for command in (("simulate",), ("run",), ("compare", "--policies", "verl")):
+    for command in ((*ONE_RUN,), ("run",), ("compare", "--policies", "verl")):
         message = refused(*command, trace, *setting)
         assert said in message
         assert "set cluster.roles = prefill=GPUS,decode=GPUS, or leave it out" in message
@@ -430,15 +428,25 @@ def test_what_a_plan_simulates_has_its_estimates_and_no_length_of_the_trace(
             "leave out cluster.roles",
         ),
         (
-            ("--set", 'cluster.pool=["h100:4","h200:4"]', "--sweep", "cluster.roles=best"),
+            (
+                "--set",
+                'cluster.pool=[{gpu="h100",gpus=4},{gpu="h200",gpus=4}]',
+                "--sweep",
+                "cluster.roles=best",
+            ),
             "of one GPU class",
         ),
         (
-            ("--set", 'cluster.pool=["h100:4"]', "--set", "cluster.roles=prefill=1,decode=3"),
+            (
+                "--set",
+                'cluster.pool=[{gpu="h100",gpus=4}]',
+                "--set",
+                "cluster.roles=prefill=1,decode=3",
+            ),
             "roles names engines of one GPU",
         ),
         (
-            ("--gpus", "8", "--sweep", "cluster.roles=best", "--loop"),
+            ("--gpus", "8", "--sweep", "cluster.roles=best", "--regimes", "best"),
             "--sweep cluster.roles has no effect here",
         ),
         (

@@ -19,7 +19,7 @@ from heddle_core.events import EngineFailed, EngineReady, StepFinished, Trajecto
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_runtime.vllm.settings import VllmSettings
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle, run_of
 from tests.patience import PATIENCE_S
 
 COMMAND = (sys.executable, "-m", "heddle.cli")
@@ -39,8 +39,8 @@ def test_a_fake_run_is_never_faster_than_its_simulation_and_makes_every_token(
     began_s = time.monotonic()
     run = row_of(heddle, trace, "--policy", policy, "--engines", 2)
     wall_s = time.monotonic() - began_s
-    told = heddle("simulate", trace, "--policy", policy, "--gpus", 2, "--max-running", 2, "--json")
-    simulated = json.loads(told.stdout)
+    told = heddle(*ONE_RUN, trace, "--policies", policy, "--gpus", 2, "--max-running", 2, "--json")
+    simulated = run_of(told)
     assert run.keys() == simulated.keys()
     # A recorded second lasts a hundredth of a real one; how much longer depends on the machine.
     assert simulated["makespan_s"] * 0.98 <= run["makespan_s"] <= wall_s / 0.01
@@ -271,12 +271,12 @@ def test_a_run_whose_event_loop_fell_behind_is_marked_and_every_reader_says_so(
     assert "comparable" in figures.stdout
     page = heddle("report", row["run"], "-o", tmp_path / "run.html")
     assert "not valid for comparison" in page.stderr
-    checked = heddle("calibrate", "check", row["run"], "--json")
+    checked = heddle("profile", "check", row["run"], "--json")
     assert "not valid for comparison" in checked.stderr
     assert json.loads(checked.stdout)["runs"][0]["late_share"] == row["late_share"]
 
 
 def test_a_simulated_run_is_never_late(heddle: Heddle, trace: Path):
-    done = heddle("simulate", trace, "--json")
-    assert json.loads(done.stdout)["late_share"] == 0.0
+    done = heddle(*ONE_RUN, trace, "--json")
+    assert run_of(done)["late_share"] == 0.0
     assert "late" not in done.stderr

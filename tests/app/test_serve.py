@@ -19,7 +19,7 @@ from heddle.runs import load_run
 from heddle_core.events import EngineJoined, TrajectoryArrived, TrajectoryFinished
 from heddle_trace import read_trace
 from tests.app.gateways import Gateway, gateway
-from tests.app.journals import Heddle
+from tests.app.journals import ONE_RUN, Heddle
 from tests.patience import PATIENCE_S
 
 pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle-rl[serve]'")
@@ -67,7 +67,7 @@ def test_a_gateways_run_replays_and_becomes_a_trace_to_simulate(
     trace = tmp_path / "served.jsonl"
     assert heddle("trace", "extract", path, "-o", trace).exit_code == 0
     assert len(trace.read_text().splitlines()) == 3
-    done = heddle("simulate", trace, "--gpus", 2, "--json", "--set", "missing.tool_tokens=zero")
+    done = heddle(*ONE_RUN, trace, "--gpus", 2, "--json", "--set", "missing.tool_tokens=zero")
     assert done.exit_code == 0, done.output
 
 
@@ -210,7 +210,7 @@ def refused(served: Gateway, body: dict[str, object]) -> None:
 
 def test_keys_come_from_the_environment_too_and_are_in_no_file(tmp_path: Path):
     keys = {"HEDDLE_API_KEY": "environment-key"}
-    with gateway(tmp_path, *FAST, "--admin-key", "option-key", **keys) as served:
+    with gateway(tmp_path, *FAST, **keys) as served:
         with pytest.raises(urllib.error.HTTPError, match="401"):
             chat(served, "s", 1)
         chat(served, "s", 1, Authorization="Bearer environment-key")
@@ -218,11 +218,10 @@ def test_keys_come_from_the_environment_too_and_are_in_no_file(tmp_path: Path):
     for file in (tmp_path / summary["run"]).iterdir():
         data = file.read_bytes()
         assert b"environment-key" not in data
-        assert b"option-key" not in data
 
 
 def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options(tmp_path: Path):
-    args = (*FAST, "--set", "serve.fake_tokens=5", "--name", "tiny", "--name", "alias")
+    args = (*FAST, "--set", "serve.fake_tokens=5", "--set", 'serve.names=["tiny","alias"]')
     with gateway(tmp_path, *args) as served:
         for model in ("tiny", "alias"):
             answer = served.post("/v1/completions", {"model": model, "prompt": "a b c"})
@@ -254,9 +253,8 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
         ),
         (("--worker", "ftp://x"), "is not the URL of an engine"),
         (("--worker", "http://user:secret@x"), "--worker: 'http://...@x' is not the URL"),
-        (("--name", "", *FAST), "--name is empty"),
+        (("--set", 'serve.names=[""]', *FAST), "serve.names has an empty name"),
         (("--api-key", "secret\n", *FAST), "--api-key has a space"),
-        (("--admin-key", " secret", *FAST), "--admin-key has a space"),
         (("--tp", "0"), "--tp 0"),
         (
             ("--worker", "http://x", "--set", f"serve.fake_replies={__file__}"),
@@ -281,19 +279,21 @@ def test_bad_options_end_in_one_message(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_that_others_reach_needs_a_key_or_the_word_that_it_needs_none(
-    heddle: Heddle, host: str, tmp_path: Path
+    heddle: Heddle, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for more in ((), ("--admin-key", "only-of-control")):
+    for key in ("", "only-of-control"):
+        monkeypatch.setenv("HEDDLE_ADMIN_KEY", key)
         out = tmp_path / "runs"
-        done = heddle("serve", "--port", 0, "--out", out, "--host", host, *FAST, *more)
+        done = heddle("serve", "--port", 0, "--out", out, "--host", host, *FAST)
         assert done.exit_code == 2, done.output
-        for flag in (f"--host {host}", "--api-key", "--admin-key", "--open-to-all"):
+        for flag in (f"--host {host}", "--api-key", "HEDDLE_ADMIN_KEY", "serve.open_to_all"):
             assert flag in " ".join(done.output.split())
         assert "Traceback" not in done.output
         assert not out.exists()
-    done = heddle("serve", "--port", 0, "--open-to-all", "--api-key", "k", *FAST)
+    open_to_all = ("--set", "serve.open_to_all=true")
+    done = heddle("serve", "--port", 0, *open_to_all, "--api-key", "k", *FAST)
     assert done.exit_code == 2
-    assert "--open-to-all means no key" in " ".join(done.output.split())
+    assert "serve.open_to_all means no key" in " ".join(done.output.split())
 
 
 def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path):
@@ -302,7 +302,7 @@ def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path
     later = FakeVllmThread()
     later.vllm.port, later.vllm.key = port, "of-the-engine"
     url = f"http://127.0.0.1:{port}"
-    with gateway(tmp_path, "--worker", f"{url}/v1", "--engine-key", "of-the-engine") as served:
+    with gateway(tmp_path, "--worker", f"{url}/v1", HEDDLE_ENGINE_KEY="of-the-engine") as served:
         [worker] = served.get("/workers")["workers"]
         assert (worker["id"], worker["url"], worker["state"]) == (None, url, "expected")
         with pytest.raises(urllib.error.HTTPError, match="503"):

@@ -206,7 +206,8 @@ def test_the_json_has_every_row_and_nothing_simulated_if_not_asked_for(heddle: H
         "cluster.gpus=1,2",
         "--sweep",
         "cluster.gpu=h100,h200",
-        "--estimate-only",
+        "--set",
+        "plan.estimate_only=true",
         "--json",
     )
     found = json.loads(heddle(*args).stdout)
@@ -228,7 +229,8 @@ def test_contradicting_limits_print_the_table_and_one_message(heddle: Heddle, tr
             "1s",
             "--budget",
             50,
-            "--estimate-only",
+            "--set",
+            "plan.estimate_only=true",
         )
     )
     assert done.exit_code == 2
@@ -240,7 +242,7 @@ def test_contradicting_limits_print_the_table_and_one_message(heddle: Heddle, tr
 def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
-    model = ("--model", "qwen3-32b", "--gpu", "l40s", "--estimate-only")
+    model = ("--model", "qwen3-32b", "--gpu", "l40s", "--set", "plan.estimate_only=true")
     done = heddle("plan", trace, "--sweep", "cluster.gpus=1,4", *model)
     assert done.exit_code == 0, done.output
     assert "left out 1 x l40s: " in done.stdout
@@ -261,17 +263,16 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
         (("--gpus", "2", "--budget", "9" * 400), "write an amount above 0"),
         (("--gpus", "2", "--budget", "50eur"), "'50eur': write an amount above 0"),
         (("--gpus", "2", "--budget", "-5"), "'-5': write an amount above 0"),
-        (
-            ("--sweep", "cluster.gpus=2,4", "--planner", "exact"),
-            "--planner has no effect here: it is of one cluster",
-        ),
         (("--sweep", "cluster.gpus=2,4", "--export", "x.sh"), "--export has no effect here"),
-        (("--sweep", "cluster.gpus=2,4", "--loop"), "--loop plans for one number of GPUs"),
-        (("--gpus", "2", "--deadline", "5m", "--loop"), "--deadline has no effect here"),
+        (
+            ("--sweep", "cluster.gpus=2,4", "--regimes", "best"),
+            "--regimes plans for one number of GPUs",
+        ),
+        (("--gpus", "2", "--deadline", "5m", "--regimes", "best"), "--deadline has no effect here"),
         (("--gpus", "2", "--jobs", "2"), "--jobs has no effect here"),
         (("--sweep", "cluster.gpu=h100,h300"), "h300"),
         (
-            ("--sweep", "cluster.gpus=2,4", "--set", 'cluster.pool=["h100:8"]'),
+            ("--sweep", "cluster.gpus=2,4", "--set", 'cluster.pool=[{gpu="h100",gpus=8}]'),
             "leave out cluster.pool and",
         ),
     ],
@@ -284,7 +285,9 @@ def test_what_cannot_be_compared_is_refused_in_one_message(
 
 def test_one_cluster_is_planned_and_simulated_as_it_is(heddle: Heddle, trace: Path):
     done = json.loads(heddle("plan", trace, "--gpus", 2, "--json").stdout)
-    alone = json.loads(heddle("plan", trace, "--gpus", 2, "--estimate-only", "--json").stdout)
+    alone = json.loads(
+        heddle("plan", trace, "--gpus", 2, "--set", "plan.estimate_only=true", "--json").stdout
+    )
     assert done["trace_makespan_s"] > 0.0
     error = done["estimated_makespan_s"] / done["trace_makespan_s"] - 1.0
     assert done["estimate_error"] == pytest.approx(error)

@@ -52,7 +52,7 @@ def test_a_shipped_trace_comes_back_from_a_run(heddle: Heddle, name: str, policy
     done = heddle("trace", "extract", run.path, "-o", "back.jsonl.gz")
     assert done.exit_code == 0, done.output
     assert "512 trajectories" in done.stdout
-    assert heddle("trace", "validate", "back.jsonl.gz").exit_code == 0
+    assert heddle("trace", "check", "back.jsonl.gz").exit_code == 0
     back = read_trace("back.jsonl.gz")
     before = scripts(read_trace(original), MissingRules())
     after = scripts(back, MissingRules(tool_tokens="zero"))

@@ -77,12 +77,12 @@ def test_step_tails_and_the_longest_wait_of_a_tool_are_shown(heddle: Heddle, tmp
 
 
 def test_resampling_prints_its_draws_and_repeats(heddle: Heddle, made: Path):
-    done = heddle("trace", "resample", made, "--groups", 4, "--samples", 4, "-o", "a.jsonl")
+    done = heddle("trace", "resample", made, 4, 4, "-o", "a.jsonl")
     assert done.exit_code == 0
     assert "16 trajectories in 4 groups of 4" in done.stdout
     assert "drawn     16 of 48 trajectories, from 4 of 6 groups" in done.stdout
     assert "repeated" not in done.stdout
-    more = ("--groups", 9, "--samples", 20, "--seed", 3, "-o", "b.jsonl")
+    more = (9, 20, "--seed", 3, "-o", "b.jsonl")
     done = heddle("trace", "resample", made, *more)
     assert "repeated  3 groups stand for a task a second time" in done.stdout
     assert "repeated  132 trajectories are copies" in done.stdout
@@ -91,19 +91,17 @@ def test_resampling_prints_its_draws_and_repeats(heddle: Heddle, made: Path):
     answer = json.loads(heddle("trace", "resample", made, *more, "--force", "--json").stdout)
     assert answer["schema"] == "heddle.trace.resample/1"
     assert (answer["repeated_groups"], answer["seed"]) == (3, 3)
-    assert heddle("trace", "validate", "b.jsonl").exit_code == 0
+    assert heddle("trace", "check", "b.jsonl").exit_code == 0
 
 
 def test_draws_that_are_impossible_are_reported(refused, made: Path):
-    assert "no such file" in refused(
-        "trace", "resample", "none.jsonl", "--groups", 1, "--samples", 1, "-o", "a.jsonl"
-    )
-    many = ("--groups", 100_000, "--samples", 10_000, "-o", "a.jsonl")
+    assert "no such file" in refused("trace", "resample", "none.jsonl", 1, 1, "-o", "a.jsonl")
+    many = (100_000, 10_000, "-o", "a.jsonl")
     assert "1,000,000 at most" in refused("trace", "resample", made, *many)
-    refused("trace", "resample", made, "--groups", 0, "--samples", 1, "-o", "a.jsonl")
-    refused("trace", "resample", made, "--groups", 1, "--samples", 1, "-o", "a.json")
+    refused("trace", "resample", made, 0, 1, "-o", "a.jsonl")
+    refused("trace", "resample", made, 1, 1, "-o", "a.json")
     before = made.read_bytes()
-    itself = ("--groups", 1, "--samples", 1, "-o", made, "--force")
+    itself = (1, 1, "-o", made, "--force")
     assert "is the trace to draw from" in refused("trace", "resample", made, *itself)
     assert made.read_bytes() == before
     assert list(Path().iterdir()) == []

@@ -16,6 +16,8 @@ from heddle_core.policy import PolicyContext
 from heddle_sim.profile_files import load_profile
 from tests.app.journals import Heddle
 
+WATERFALL = ("--sweep", "policy.parts=waterfall")
+
 
 @pytest.fixture
 def compared(trace: Path, tmp_path: Path) -> Comparison:
@@ -57,7 +59,17 @@ def test_the_steps_lead_from_the_untuned_baseline_to_heddle(compared: Comparison
 
 def test_the_command_prints_the_steps_and_draws_them(heddle: Heddle, trace: Path, tmp_path: Path):
     figure = tmp_path / "parts.svg"
-    args = ("compare", trace, "--gpus", 2, "--waterfall", figure, "--jobs", 1)
+    args = (
+        "compare",
+        trace,
+        "--gpus",
+        2,
+        *WATERFALL,
+        "--set",
+        f"report.figure={figure}",
+        "--jobs",
+        1,
+    )
     done = heddle(*args)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
@@ -74,15 +86,24 @@ def test_the_command_prints_the_steps_and_draws_them(heddle: Heddle, trace: Path
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--waterfall", "x.txt"), "a figure must be named"),
-        (("--waterfall", "missing/x.png"), "no such folder"),
-        (("--waterfall", "x.png", "--policies", "verl,slime"), "begins with one baseline, not 2"),
+        ((*WATERFALL, "--set", "report.figure=x.txt"), "a figure must be named"),
+        ((*WATERFALL, "--set", "report.figure=missing/x.png"), "no such folder"),
         (
-            ("--waterfall", "x.png", "--policies", "heddle+fixed+keep_engines"),
+            (*WATERFALL, "--set", "report.figure=x.png", "--policies", "verl,slime"),
+            "begins with one baseline, not 2",
+        ),
+        (
+            (*WATERFALL, "--set", "report.figure=x.png", "--policies", "heddle+fixed+keep_engines"),
             "name a baseline, such as",
         ),
-        (("--waterfall", "x.png", "--sweep", "cluster.max_running=best"), "tries TP degrees only"),
-        (("--waterfall", "x.png", "--sweep", "cluster.roles=best"), "tries TP degrees only"),
+        (
+            (*WATERFALL, "--set", "report.figure=x.png", "--sweep", "cluster.max_running=best"),
+            "tries TP degrees only",
+        ),
+        (
+            (*WATERFALL, "--set", "report.figure=x.png", "--sweep", "cluster.roles=best"),
+            "tries TP degrees only",
+        ),
     ],
 )
 def test_what_makes_no_waterfall_is_refused_before_a_run(

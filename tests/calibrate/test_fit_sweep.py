@@ -40,7 +40,7 @@ def sweep(table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,)) -> 
     return Sweep(
         schema="heddle.sweep/1",
         made="2026-11-21T10:00:00Z",
-        command="heddle calibrate measure",
+        command="heddle profile measure",
         size=wanted.size,
         seed=wanted.seed,
         engine="fake",
@@ -292,7 +292,7 @@ def test_too_few_points_are_counted_and_named(known: Sweep) -> None:
         (grid, r"0 held-out cells \(decode\)"),
         ([], "0 batch sizes"),
     ):
-        with pytest.raises(FitError, match=rf"at TP 1 the sweep has {said}.*--max-context"):
+        with pytest.raises(FitError, match=rf"at TP 1 the sweep has {said}.*profile.max_context"):
             fit_sweep(replace(known, decode=tuple(kept)), file="x")
     with pytest.raises(FitError, match="0 prompt lengths"):
         fit_sweep(replace(known, prefill=()), file="x")
@@ -304,7 +304,7 @@ def test_times_that_are_no_engines_are_refused_unless_allowed(known: Sweep) -> N
         known,
         decode=tuple(replace(trial, step_s=rng.uniform(1e-3, 1.0)) for trial in known.decode),
     )
-    with pytest.raises(FitError, match=r"sweep.json: at TP 1 .*_fitted, median.*--max-error"):
+    with pytest.raises(FitError, match=r"sweep.json: at TP 1 .*_fitted, median.*max_fit_error"):
         fit_sweep(odd, file="sweep.json")
     assert fit_sweep(odd, file="x", worst_pct=1e6).at(1).errors["decode_unseen"]["median_pct"] > 25
 
@@ -337,7 +337,7 @@ def test_a_sweep_cut_short_is_refused(known: Sweep, tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"schema": "heddle.sweep/9"}, "its schema is 'heddle.sweep/9', not 'heddle.sweep/1'"),
-        ({"schema": "heddle.profile/1"}, "give a file that `heddle calibrate measure`"),
+        ({"schema": "heddle.profile/1"}, "give a file that `heddle profile measure`"),
         ({"max_running": 0}, "max_running must be 1 or more"),
         ({"block_tokens": "16"}, "Expected `int`"),
         ({"kv_capacity_tokens": {}}, "names no TP degree"),

@@ -221,7 +221,7 @@ def test_what_is_no_configuration_is_refused_with_the_remedy(
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok 200 is above the 128 experts"),
         ({"num_experts": None}, "field num_experts or n_routed_experts or num_local_experts"),
-        ({"torch_dtype": "float32"}, "torch_dtype float32 is not modelled; give --precision"),
+        ({"torch_dtype": "float32"}, "torch_dtype float32 is not modelled; give profile.precision"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config hqq"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, "gptq with 8 bits"),
         ({"quantization_config": [1]}, "quantization_config must be an object"),

@@ -23,8 +23,8 @@ from tests.runtime.vllm_bench import needs_vllm
 
 pytestmark = needs_vllm
 
-ENGINES = ("--engine", "vllm", "--max-running", "4", "--max-context", "192", "--set",
-           "runtime.kv_mib=64", "--sweep", "quick")  # fmt: skip
+ENGINES = ("--engine", "vllm", "--max-running", "4", "--set", "profile.max_context=192", "--set",
+           "runtime.kv_mib=64", "--set", "profile.sweep=quick")  # fmt: skip
 
 
 def test_a_sweep_of_real_engines_makes_a_profile(
@@ -38,7 +38,7 @@ def test_a_sweep_of_real_engines_makes_a_profile(
     out = tmp_path / "sweep.json"
     before = descendants()
     done = CliRunner().invoke(
-        main, ["calibrate", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
+        main, ["profile", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
     )
     assert done.exit_code == 0, done.output
     sweep = read_sweep(out)
@@ -66,7 +66,7 @@ def test_a_sweep_of_real_engines_makes_a_profile(
 
 def test_an_interrupted_sweep_leaves_no_engine_behind(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
-    heddle = [sys.executable, "-m", "heddle.cli", "calibrate", "measure", *ENGINES]
+    heddle = [sys.executable, "-m", "heddle.cli", "profile", "measure", *ENGINES]
     running = subprocess.Popen(
         [*heddle, "--model-dir", str(model), "-o", str(tmp_path / "sweep.json")],
         stdout=subprocess.DEVNULL,

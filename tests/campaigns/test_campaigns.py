@@ -218,7 +218,7 @@ def test_a_request_to_end_keeps_what_was_found():
 
 def test_a_damaged_input_is_judged(monkeypatch):
     case = FuzzCase(
-        arguments=("trace", "validate", "in.jsonl"),
+        arguments=("trace", "check", "in.jsonl"),
         edits=(Edit(file="in.jsonl", kind="scalar", place=3, value=b"NaN"),),
     )
     assert Fuzz().run(case).failure is None
@@ -245,9 +245,9 @@ def test_edits_do_what_they_are_called(edit: Edit, after: bytes | None):
 
 
 def test_a_command_is_killed_at_a_call_and_judged(tmp_path: Path):
-    done = started(("policies",), tmp_path, nothing, counts_calls=True).wait()
+    done = started(("policies", "list"), tmp_path, nothing, counts_calls=True).wait()
     assert (done.status, done.calls > 100) == (0, True)
-    ended = started(("policies",), tmp_path, signalled(9, done.calls // 2)).wait()
+    ended = started(("policies", "list"), tmp_path, signalled(9, done.calls // 2)).wait()
     assert ended.status == -9
     case = KillCase(command="resample", kind="signal", signal=15, share=0.9)
     assert Kills().run(case).failure is None

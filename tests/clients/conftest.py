@@ -50,8 +50,8 @@ def serve(tmp_path: Path) -> Any:
             file = tmp_path / "replies.jsonl"
             file.write_text("".join(json.dumps(each) + "\n" for each in replies))
             words = (*words, "--set", f"serve.fake_replies={file}")
-        command = [*HEDDLE, "serve", "--engine", "fake", "--json", "--port", "0", "--name", "fake"]
-        command += ["--out", str(tmp_path / "runs"), *words]
+        command = [*HEDDLE, "serve", "--engine", "fake", "--json", "--port", "0"]
+        command += ["--set", "serve.names=['fake']", "--out", str(tmp_path / "runs"), *words]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             try:

@@ -336,7 +336,7 @@ def test_without_an_admin_key_control_is_for_calls_of_this_machine_and_of_no_pro
                 for method, path in (("GET", "/workers"), ("POST", "/pause"), ("GET", "/metrics")):
                     status, answer = await http(method, path, **headers)
                     assert (status, answer["error"]["type"]) == (403, "permission_error")
-                    assert "--admin-key" in answer["error"]["message"]
+                    assert "HEDDLE_ADMIN_KEY" in answer["error"]["message"]
                 assert (await http("GET", "/health", **headers))[0] == 200
                 assert (await http.post("/inference/v1/generate", IDS, **headers))["choices"]
             assert not http.bench.gateway.paused

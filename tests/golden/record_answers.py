@@ -3,9 +3,8 @@
 Usage, from the repository root: `python -m tests.golden.record_answers [--check] [NAME...]` runs
 the commands of `answers/commands.toml` whose names begin with a NAME, or all. Without --check it
 writes their answers, one file for each first word of a name; with it, it writes nothing and prints
-what differs. The columns: `old`, the command line of 0.1; `now`, what this tree understands, made
-by the table [now]; `new`, what it is to be. A recorded answer
-changes only where that is intended; the commit says which number changed, and why.
+what differs. The columns: `old`, the command line of 0.1, and `new`, that of this tree. A recorded
+answer changes only where that is intended; the commit says which number changed, and why.
 
 Left out of answers: seconds of this machine, paths, time stamps, versions and commits.
 """
@@ -34,13 +33,13 @@ from heddle.cli import main as command_line
 from heddle_compiled import installed_version
 from heddle_runtime.virtual_time import run_virtual
 
-Column: TypeAlias = Literal["old", "now", "new"]
+Column: TypeAlias = Literal["old", "new"]
 Answer: TypeAlias = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWERS = Path(__file__).resolve().parent / "answers"
 TABLE = ANSWERS / "commands.toml"
-COLUMN: Column = "now"
+COLUMN: Column = "new"
 """The column of the table that the command line of this tree understands."""
 
 PLACES: Mapping[str, Path] = {
@@ -179,7 +178,9 @@ def _option(
     if several and option in tables["sweeps"] and (option, value) != ("--tp", "best"):
         return ["--sweep", f"{tables['sweeps'][option]}={value}"]
     if target.startswith("--"):
-        return [target] if value is None else [target, value]
+        return target.split(" ") if value is None else [target, value]
+    if "=" in target:
+        return ["--set", target]
     if target == "prices[]" and value is not None:
         return ["--set", f"prices.{value}"]
     if target.endswith("[]"):
@@ -188,51 +189,10 @@ def _option(
     return ["--set", f"{target}={'true' if value is None else value}"]
 
 
-def in_force(step: str, tables: Mapping[str, Any]) -> str:
-    """Say a step of the old command line in that of this tree, by the table `now`."""
-    words = shlex.split(step)
-    count = 2 if " ".join(words[:2]) in tables["verbs"] else 1
-    verb = " ".join(words[:count])
-    options = tables["now"]["options"] | tables["now"].get(verb, {})
-    made = tables["now"]["verbs"].get(verb, verb).split()
-    lists: dict[str, list[str]] = {}
-    rest = iter(words[count:])
-    for word in rest:
-        target = options.get(word, word)
-        if word.endswith(".toml") and not made[-1].startswith("-"):
-            made += ["-c", word]
-        elif word in tables["valueless"]["options"]:
-            made += [target] if target == word else ["--set", f"{target}=true"]
-        elif word in tables["now"]["sweeps"].get(verb, ()):
-            made += _swept(word, next(rest), target, tables)
-        elif target.endswith("[]"):
-            lists.setdefault(target[:-2], []).append(next(rest))
-        elif target == "prices":
-            made += ["--set", f"prices.{next(rest)}"]
-        elif target != word and not target.startswith("-"):
-            made += ["--set", f"{target}={next(rest)}"]
-        else:
-            made.append(target)
-    for key, texts in lists.items():
-        values = texts[0].split(",") if len(texts) == 1 else texts
-        made += ["--set", f"{key}={json.dumps([int(v) if v.isdigit() else v for v in values])}"]
-    return shlex.join(made)
-
-
-def _swept(option: str, value: str, target: str, tables: Mapping[str, Any]) -> list[str]:
-    """Say an option of which several values can be tried in the command line of this tree."""
-    several = value == "best" or ("," in value and "=" not in value)
-    if several and (option, value) != ("--tp", "best"):
-        return ["--sweep", f"{tables['sweeps'][option]}={value}"]
-    return [option, value] if target == option else ["--set", f"{target}={value}"]
-
-
 def steps_of(command: Command, column: Column, tables: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the steps of a command in one of the columns."""
     if column == "old":
         return command.old
-    if column == "now":
-        return tuple(in_force(step, tables) for step in command.old)
     return command.new or tuple(translated(step, tables) for step in command.old)
 
 
@@ -260,12 +220,12 @@ def _moved(key: str, rules: Sequence[Mapping[str, str]]) -> str | None:
         if len(pairs) == len(old) and all(want in ("*", part) for want, part in pairs):
             stars = iter([part for want, part in pairs if want == "*"])
             made = [next(stars) if part == "*" else part for part in new]
-            return "\t".join([*made, *parts[len(old) :]]) if new else None
+            return "\t".join([*made, *parts[len(old) :]]) if rule["new"] else None
     return key
 
 
 def _parts(key: str) -> list[str]:
-    return key.split(".") if key else []
+    return key.strip(".").split(".") if key.strip(".") else []
 
 
 def flat(answer: Answer) -> dict[str, dict[str, Any]]:
@@ -492,9 +452,7 @@ def chosen(names: Sequence[str]) -> list[Command]:
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--check", is_flag=True, help="Compare with the recorded answers; write nothing")
-@click.option(
-    "--column", type=click.Choice(["old", "now", "new"]), default=COLUMN, show_default=True
-)
+@click.option("--column", type=click.Choice(["old", "new"]), default=COLUMN, show_default=True)
 def main(names: Sequence[str], check: bool, column: Column) -> None:
     """Record the answers of commands whose names begin with a NAME, or of all."""
     if Path(heddle.__file__).resolve().parents[1] != ROOT:

@@ -35,8 +35,8 @@ IMPORTERS = (
     *("openai-responses", "otel", "langfuse", "langsmith", "atif", "openhands"),
 )
 
-FORM = re.compile(r"|--[a-z-]+( [a-z_.]+=[a-z]+)?|[a-z_]+(\.[a-z0-9_]+)*(\[\])?")
-"""Of what an option becomes: nothing, a flag, or a key, with [] for a list."""
+FORM = re.compile(r"|--[a-z-]+( [a-z_.]+=[a-z]+)?|[a-z_]+(\.[a-z0-9_]+)*(\[\]|=[a-z]+)?")
+"""Of what an option becomes: nothing, a flag, or a key, with [] for a list or with its value."""
 
 
 @cache
@@ -133,9 +133,9 @@ def test_a_step_is_said_in_the_new_command_line() -> None:
     assert translated("simulate t.jsonl --policy verl --price h100=2", tables) == (
         "compare t.jsonl --policies verl --set prices.h100=2"
     )
-    moved = "compare t.jsonl --set cluster.env_latency=2 --set cluster.restarts=1 --tag swe=h20"
+    moved = "compare t.jsonl --env-latency 2 --set cluster.restarts=1 --tag swe=h20"
     assert translated(moved, tables) == (
-        "compare t.jsonl --set cluster.tool_extra_s=2 --set cluster.restarts=1 "
+        "compare t.jsonl --set cluster.env_latency=2 --set cluster.restarts=1 "
         """--set 'policy.tags=["swe=h20"]'"""
     )
     with pytest.raises(AnswerError, match="the verb train has no new form"):
@@ -196,19 +196,14 @@ def test_a_further_key_is_no_difference_and_a_further_row_is_one() -> None:
 
 
 def test_in_the_new_column_keys_are_moved_first() -> None:
-    was = _answer(schema="heddle.loop/1", steps=4, regimes=[{"step_s": {"mean": 1.5}, "tp": 1}])
-    found = [{"batch_s": {"mean": 1.5}, "tp": 1, "more": 0}]
-    now = _answer(schema="heddle.loop/1", batches=4, regimes=found)
-    loop = _command("loop.tiny")
-    assert differences(loop, was, now, "new") == []
-    assert len(differences(loop, was, was, "new")) == 2
-    other = _answer(schema="heddle.trace.describe/1", steps=4)
-    assert differences(loop, other, other, "new") == []
     one, was = _command("compare.one_policy.verl"), _answer(makespan_s=2.5)
     assert differences(one, was, _answer(runs=[{"makespan_s": 2.5}]), "new") == []
     assert differences(one, was, _answer(runs=[{"makespan_s": 2.4}]), "new") == [
         "compare.one_policy.verl: stdout/0 runs.0.makespan_s: recorded 2.5, now 2.4"
     ]
+    logs, was = _command("compare.logs"), _answer(comparison={"a": [{"b": 1}]}, plan={"c": 2})
+    assert differences(logs, was, _answer(a=[{"b": 1}], logs={}), "new") == []
+    assert len(differences(logs, was, _answer(a=[{"b": 3}]), "new")) == 1
 
 
 def test_a_page_without_data_is_an_error() -> None:

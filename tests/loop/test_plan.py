@@ -142,13 +142,13 @@ def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
         "loop.train_gpus=4",
         "--sweep",
         "cluster.tp=1",
-        "--simulate",
-        "1",
+        "--set",
+        "plan.simulated=1",
         "--regimes",
         "sync",
     ]
-    printed = invoke("plan", "--loop", trace, *words, *chosen)
-    planned = json.loads(invoke("plan", "--loop", trace, *words, *chosen, "--json"))
+    printed = invoke("plan", trace, *words, *chosen)
+    planned = json.loads(invoke("plan", trace, *words, *chosen, "--json"))
     command = shlex.split(printed.splitlines()[-1])
     assert command[:3] == ["next", "heddle", "loop"]
     ran = json.loads(invoke(*command[2:], "--json"))
@@ -168,8 +168,9 @@ def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
     ]
     printed = invoke(
         "plan",
-        "--loop",
         trace,
+        "--regimes",
+        "best",
         *words,
         "--set",
         "loop.batches=4",

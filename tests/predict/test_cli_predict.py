@@ -34,10 +34,10 @@ def test_fit_evaluate_and_describe(here: Path):
     done = heddle("predict", "fit", "seen.jsonl", "-o", "m.heddle", "--seed", 3)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("m.heddle: trees, ")
-    told = heddle("predict", "describe", "m.heddle").stdout
+    told = heddle("predict", "evaluate", "m.heddle").stdout
     assert "heddle predict fit seen.jsonl -o m.heddle --seed 3" in told
     assert "seen: 80 trajectories, 20 groups" in told
-    plain = json.loads(heddle("predict", "describe", "m.heddle", "--json").stdout)
+    plain = json.loads(heddle("predict", "evaluate", "m.heddle", "--json").stdout)
     assert plain["schema"] == "heddle.model/1"
     assert plain["trained_on"][0]["trajectories"] == 80
     judged = heddle("predict", "evaluate", "m.heddle", "new.jsonl.gz", "--json")
@@ -122,7 +122,7 @@ def test_a_trace_without_sizes_of_steps_teaches_nothing(here: Path):
     done = heddle("predict", "fit", "some.jsonl", "-o", "m.heddle")
     assert done.exit_code == 0, done.output
     assert "some: left out 8 of unknown length" in done.stderr
-    plain = json.loads(heddle("predict", "describe", "m.heddle", "--json").stdout)
+    plain = json.loads(heddle("predict", "evaluate", "m.heddle", "--json").stdout)
     assert plain["trained_on"][0]["dropped"] == 8
 
 
@@ -140,6 +140,6 @@ def test_wrong_usage_prints_the_right_one(here: Path, args, said):
 
 
 def test_files_that_are_no_models(here: Path):
-    for verb in (("describe", "seen.jsonl"), ("evaluate", "seen.jsonl", "new.jsonl.gz")):
+    for verb in (("evaluate", "seen.jsonl"), ("evaluate", "seen.jsonl", "new.jsonl.gz")):
         assert "seen.jsonl: not a model of Heddle" in refused("predict", *verb)
-    assert "gone.heddle" in refused("predict", "describe", "gone.heddle")
+    assert "gone.heddle" in refused("predict", "evaluate", "gone.heddle")

@@ -21,7 +21,7 @@ from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
 from heddle_trace.synth import synth
-from tests.app.journals import unlisted
+from tests.app.journals import ONE_RUN, run_of, unlisted
 from tests.core.policy_fakes import policy_context
 from tests.predict.made import Asked, all_quantiles, artefact, fitted, synthetic
 
@@ -186,9 +186,8 @@ def heddle(*args: object):
 
 def test_a_run_with_a_learned_predictor_names_its_model_and_replays(folder: Path):
     options = ("--gpus", 2, "--max-running", 8, "--set", "predictor_model=mine.heddle", "--json")
-    done = heddle("simulate", "now.jsonl", "--policy", "heddle+learned:0.5", *options)
-    assert done.exit_code == 0, done.output
-    run = Path(json.loads(done.stdout)["run"])
+    done = heddle(*ONE_RUN, "now.jsonl", "--policies", "heddle+learned:0.5", *options)
+    run = Path(run_of(done)["run"])
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["predictor_model"]["name"] == "mine.heddle"
     assert manifest["predictor_model"]["sha256"] == load_predictor_model("mine.heddle").sha256
@@ -217,9 +216,8 @@ def _named(header):
 
 
 def made_by(policy: str) -> Path:
-    done = heddle("simulate", "now.jsonl", "--policy", policy, "--gpus", 1, "--json")
-    assert done.exit_code == 0, done.output
-    return Path(json.loads(done.stdout)["run"])
+    done = heddle(*ONE_RUN, "now.jsonl", "--policies", policy, "--gpus", 1, "--json")
+    return Path(run_of(done)["run"])
 
 
 @pytest.mark.parametrize("policy", ["heddle", "verl+lpt+learned", "heddle+learned:0.9"])
@@ -235,11 +233,11 @@ def test_a_model_that_was_fitted_on_the_replayed_trace_is_refused(folder: Path):
     """As a history of the replayed trace is: its lengths would be known."""
     assert heddle("predict", "fit", "now.jsonl", "-o", "own.heddle").exit_code == 0
     options = ("--gpus", 1, "--set", "predictor_model=own.heddle")
-    done = heddle("simulate", "now.jsonl", "--policy", "heddle", *options)
+    done = heddle(*ONE_RUN, "now.jsonl", "--policies", "heddle", *options)
     assert done.exit_code == 2
     assert "own.heddle was fitted on the replayed trace itself" in done.output
     assert not list(folder.glob("runs/*"))
-    assert heddle("simulate", "now.jsonl", "--policy", "verl", *options).exit_code == 0
+    assert heddle(*ONE_RUN, "now.jsonl", "--policies", "verl", *options).exit_code == 0
 
 
 def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_too(folder: Path):
@@ -250,7 +248,10 @@ def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_
         assert done.exit_code == 2
         assert "own.heddle was fitted on the replayed trace itself" in done.output
     assert not list(folder.glob("runs/*"))
-    assert heddle("plan", "now.jsonl", "--predictor", "progressive", *options).exit_code == 0
+    assert (
+        heddle("plan", "now.jsonl", "--set", "policy.predictor=progressive", *options).exit_code
+        == 0
+    )
 
 
 def test_a_policy_without_a_model_names_none(folder: Path):
@@ -289,9 +290,9 @@ def test_a_setting_that_was_damaged_where_a_model_would_be_replays_all_the_same(
 )
 def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model, said):
     done = heddle(
-        "simulate",
+        *ONE_RUN,
         "now.jsonl",
-        "--policy",
+        "--policies",
         policy,
         "--gpus",
         1,
@@ -306,9 +307,15 @@ def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model,
 
 def test_plan_and_policies_accept_learned_predictors(folder: Path):
     for predictor, model in (("learned:0.75", "mine.heddle"), ("progressive", None)):
-        options = ("--predictor", predictor, "--set", "predictor_model=mine.heddle", "--json")
+        options = (
+            "--set",
+            f"policy.predictor={predictor}",
+            "--set",
+            "predictor_model=mine.heddle",
+            "--json",
+        )
         planned = heddle("plan", "now.jsonl", "--gpus", 4, *options)
         assert planned.exit_code == 0, planned.output
         told = json.loads(planned.stdout)["predictor_model"]
         assert (told and told["name"]) == model
-    assert "learned:QUANTILE" in heddle("policies").output
+    assert "learned:QUANTILE" in heddle("policies", "list").output

@@ -4,8 +4,8 @@ import pytest
 from click.testing import CliRunner
 
 from heddle.cli import main
-from heddle.cli.trace_import import CHARS_PER_TOKEN as OFFERED_RATIO
 from heddle.cli.trace_import import FORMATS as OFFERED
+from heddle.command_config import LogSettings
 from heddle_trace import read_trace
 from heddle_trace.importers import FORMATS
 from heddle_trace.importers.tokens import CHARS_PER_TOKEN
@@ -18,7 +18,7 @@ def run(*arguments):
 
 def test_the_offered_formats_and_ratio_are_the_known_ones():
     assert tuple(FORMATS) == OFFERED
-    assert OFFERED_RATIO == CHARS_PER_TOKEN
+    assert LogSettings().chars_per_token == CHARS_PER_TOKEN
 
 
 def test_an_import_says_what_it_read_wrote_left_out_and_assumed(tmp_path):
@@ -38,7 +38,7 @@ def test_an_import_says_what_it_read_wrote_left_out_and_assumed(tmp_path):
 def test_damaged_records_are_listed_up_to_a_point(tmp_path):
     rows = (FIXTURES / "openai_chat.jsonl").read_text() + "{\n" * 9
     (tmp_path / "log.jsonl").write_text(rows)
-    done = run(tmp_path / "log.jsonl", "--skip-bad", "-o", tmp_path / "t.jsonl")
+    done = run(tmp_path / "log.jsonl", "--set", "logs.skip_bad=true", "-o", tmp_path / "t.jsonl")
     assert done.exit_code == 0
     assert "damaged   9 left out" in done.stdout
     assert done.stdout.count("malformed JSON") == 5
@@ -63,10 +63,10 @@ def test_what_is_imported_can_be_validated_described_and_drawn_from(tmp_path):
     out, drawn = tmp_path / "t.jsonl.gz", tmp_path / "d.jsonl"
     assert run(FIXTURES / "openai_chat_tasks.json", "-o", out).exit_code == 0
     for arguments in (
-        ("validate", out),
+        ("check", out),
         ("describe", out),
-        ("resample", out, "--groups", 4, "--samples", 2, "-o", drawn),
-        ("validate", drawn),
+        ("resample", out, 4, 2, "-o", drawn),
+        ("check", drawn),
     ):
         done = CliRunner().invoke(main, ["trace", *(str(a) for a in arguments)])
         assert done.exit_code == 0, done.output
@@ -78,7 +78,7 @@ def test_what_is_imported_can_be_validated_described_and_drawn_from(tmp_path):
         ("-o", "t.jsonl"),
         (FIXTURES / "openai_chat.jsonl",),
         (FIXTURES / "openai_chat.jsonl", "--format", "chess", "-o", "t.jsonl"),
-        (FIXTURES / "openai_chat.jsonl", "--chars-per-token", "some", "-o", "t.jsonl"),
+        (FIXTURES / "openai_chat.jsonl", "--set", "logs.chars_per_token=some", "-o", "t.jsonl"),
     ],
 )
 def test_wrong_usage_is_status_two(arguments):

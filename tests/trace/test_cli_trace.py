@@ -66,10 +66,10 @@ def test_describe_of_a_bad_trace_ends_in_one_message(bad):
 
 
 def test_validate_says_valid_with_status_zero(good):
-    done = run("validate", good)
+    done = run("check", good)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == f"{good}: valid\n"
-    assert json.loads(run("validate", good, "--json").stdout) == {
+    assert json.loads(run("check", good, "--json").stdout) == {
         "schema": "heddle.trace.validate/1",
         "trace": str(good),
         "valid": True,
@@ -79,7 +79,7 @@ def test_validate_says_valid_with_status_zero(good):
 
 
 def test_validate_lists_problems_with_status_one(bad):
-    done = run("validate", bad)
+    done = run("check", bad)
     assert done.exit_code == 1
     lines = done.stdout.splitlines()
     assert len(lines) == 5
@@ -89,7 +89,7 @@ def test_validate_lists_problems_with_status_one(bad):
 
 
 def test_validate_stops_at_the_limit_and_says_so(bad):
-    done = run("validate", bad, "--limit", 2, "--json")
+    done = run("check", bad, 2, "--json")
     answer = json.loads(done.stdout)
     assert done.exit_code == 1
     assert (len(answer["problems"]), answer["more"], answer["valid"]) == (2, True, False)
@@ -98,14 +98,14 @@ def test_validate_stops_at_the_limit_and_says_so(bad):
 
 
 def test_validate_of_a_missing_file_is_a_problem_not_a_traceback(tmp_path):
-    done = run("validate", tmp_path / "none.jsonl")
+    done = run("check", tmp_path / "none.jsonl")
     assert done.exit_code == 1
     assert "no such file" in done.stdout
 
 
 def test_synth_writes_what_the_library_makes(tmp_path):
     path = tmp_path / "t.jsonl.gz"
-    options = ("--trajectories", 20, "--seed", 3, "--samples-per-group", 4)
+    options = ("--trajectories", 20, "--seed", 3, "--samples", 4)
     done = run("synth", "search", *options, "-o", path)
     assert done.exit_code == 0
     assert done.stdout == ""
@@ -126,7 +126,7 @@ def test_synth_replaces_only_on_request(good):
 def test_synth_reports_a_missing_folder(tmp_path):
     done = run("synth", "math", "--trajectories", 4, "-o", tmp_path / "none" / "t.jsonl")
     assert done.exit_code == 2
-    assert "no such file or folder" in " ".join(done.stderr.split())
+    assert "no such folder; make it first" in " ".join(done.stderr.split())
     assert "Traceback" not in done.output
 
 
@@ -147,7 +147,7 @@ def test_synth_reports_a_full_disk(tmp_path, monkeypatch):
         ("synth", "chess", "-o", "t.jsonl"),
         ("synth", "math"),
         ("synth", "math", "--trajectories", "0", "-o", "t.jsonl"),
-        ("validate",),
+        ("check",),
         ("describe", "--nonsense"),
     ],
 )

@@ -41,7 +41,7 @@ def refused(tmp_path: Path, *arguments: object, says: str, status: int = 2) -> s
 
 def kept(tmp_path: Path, *arguments: object) -> tuple[Result, int]:
     """What an import says that leaves damaged records out, and how many trajectories it has."""
-    done = run(tmp_path, *arguments, "--skip-bad", "--json")
+    done = run(tmp_path, *arguments, "--set", "logs.skip_bad=true", "--json")
     assert done.exit_code == 0, done.output
     return done, len(read_trace(tmp_path / "out" / "t.jsonl.gz").records)
 
@@ -83,7 +83,7 @@ def test_a_damaged_line_is_named_with_file_and_line(tmp_path, line, says):
     path = file(tmp_path, f"{MOONCAKE}\n\n".encode() + line + f"\n{MOONCAKE}\n".encode())
     said = refused(tmp_path, path, says=says)
     assert said.startswith(f"Error: {path}: line 3: ")
-    assert "--skip-bad" in said
+    assert "logs.skip_bad" in said
     done, trajectories = kept(tmp_path, path)
     answer = json.loads(done.stdout)
     assert (trajectories, answer["damaged"]) == (2, 1)
@@ -375,7 +375,7 @@ def test_outputs_that_are_impossible_are_reported(tmp_path):
         return " ".join(done.stderr.split())
 
     assert "a trace must be named" in said(tmp_path / "t.json")
-    assert "no such file or folder" in said(tmp_path / "none" / "t.jsonl")
+    assert "no such folder; make it first" in said(tmp_path / "none" / "t.jsonl")
     assert "is one of the files to import" in said(path, "--force")
     (tmp_path / "link.jsonl").symlink_to(path)
     assert "is one of the files to import" in said(tmp_path / "link.jsonl", "--force")
@@ -430,13 +430,19 @@ def test_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
 
 def test_wrong_ratios_and_tokenizers_are_reported(tmp_path):
     path = FIXTURES / "openai_chat.jsonl"
-    refused(tmp_path, path, "--chars-per-token", "0", says="give a number from 0.1 to 100")
-    refused(tmp_path, path, "--chars-per-token", "nan", says="give a number from 0.1 to 100")
-    refused(tmp_path, path, "--tokenizer", "none.tiktoken", says="none.tiktoken: no such file")
+    refused(tmp_path, path, "--set", "logs.chars_per_token=0", says="give a number from 0.1 to 100")
+    refused(
+        tmp_path, path, "--set", "logs.chars_per_token=nan", says="give a number from 0.1 to 100"
+    )
+    refused(
+        tmp_path, path, "--set", "logs.tokenizer=none.tiktoken", says="none.tiktoken: no such file"
+    )
     spoilt = file(tmp_path, "not base64 at all\n", "bad.tiktoken")
-    refused(tmp_path, path, "--tokenizer", spoilt, says="is no file of tiktoken ranks")
+    refused(
+        tmp_path, path, "--set", f"logs.tokenizer={spoilt}", says="is no file of tiktoken ranks"
+    )
     says = "give a tokenizer.json, a *.tiktoken file, or one of"
-    refused(tmp_path, path, "--tokenizer", "klingon", says=says)
+    refused(tmp_path, path, "--set", "logs.tokenizer=klingon", says=says)
 
 
 def test_a_directory_of_an_archive_that_names_wrong_places_is_reported(tmp_path):

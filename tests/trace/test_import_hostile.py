@@ -224,7 +224,7 @@ def test_a_damaged_message_leaves_its_conversation_out(tmp_path):
     path = file(tmp_path, json.dumps(messages), "chat.json")
     refused(tmp_path, path, says="chat.json: record 2: expected object, got int")
     says = "left out: 1 trajectories of which a part is damaged; 1 damaged records"
-    refused(tmp_path, path, "--skip-bad", says=says)
+    refused(tmp_path, path, "--set", "logs.skip_bad=true", says=says)
 
 
 def test_archives_that_cannot_be_unpacked_are_reported(tmp_path, monkeypatch):
@@ -249,8 +249,8 @@ def test_archives_that_cannot_be_unpacked_are_reported(tmp_path, monkeypatch):
 
 def test_a_workload_that_is_no_name_is_reported(tmp_path):
     path = file(tmp_path, MOONCAKE)
-    refused(tmp_path, path, "--workload", "w" * 1_001, says="workload: found")
-    refused(tmp_path, path, "--workload", "\udc80", says="it holds half of a character")
+    refused(tmp_path, path, "--set", "logs.workload=w" * 1_001, says="workload: found")
+    refused(tmp_path, path, "--set", "logs.workload=\udc80", says="it holds half of a character")
 
 
 def test_one_bad_file_of_several_is_named(tmp_path):
@@ -267,7 +267,7 @@ def test_ranks_that_leave_bytes_out_are_reported(tmp_path):
     pytest.importorskip("tiktoken", reason="heddle-rl[tokens] is not installed")
     ranks = file(tmp_path, "YQ== 0\n", "tiny.tiktoken")
     says = "tiny.tiktoken: is no file of tiktoken ranks (not every single byte has a rank)"
-    refused(tmp_path, FIXTURES / "openai_chat.jsonl", "--tokenizer", ranks, says=says)
+    refused(tmp_path, FIXTURES / "openai_chat.jsonl", "--set", f"logs.tokenizer={ranks}", says=says)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_what_a_record_runs_into_is_damage(error, says):
     with notes.guard("a: line 1"):
         raise error
     assert (notes.damaged, notes.first_damaged) == (1, [f"a: line 1: {says}"])
-    with pytest.raises(TraceError, match="--skip-bad"), Notes().guard("a: line 1"):
+    with pytest.raises(TraceError, match="skip_bad"), Notes().guard("a: line 1"):
         raise error
     with pytest.raises(KeyError), notes.guard("a: line 2"):
         raise KeyError

@@ -35,7 +35,7 @@ def test_the_readme_has_every_trace_with_its_command():
         commands[Path(options["-o"]).name] = (
             words[0],
             int(options["--trajectories"]),
-            int(options.get("--samples-per-group", 16)),
+            int(options.get("--samples", 16)),
             int(options["--seed"]),
         )
     assert commands == MADE

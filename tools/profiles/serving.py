@@ -2,7 +2,7 @@
 
     python -m tools.profiles serving ROWS.csv... --fit DIR
 
-`heddle calibrate serving` prints the errors of profiles alone.
+`heddle profile check` prints the errors of profiles alone.
 """
 
 import json

@@ -125,8 +125,8 @@ def test_a_broken_model_configuration_is_named(tmp_path: Path, text: str) -> Non
     [
         (128, ("--tp", "3", "--ep"), "small has 128 experts of a layer, which do not divide"),
         (128, ("--ep", "--attention-dp", "3"), "do not divide over 3 GPUs"),
-        (0, ("--ep",), "small has no experts to spread: leave --ep out"),
-        (0, ("--attention-dp", "2"), "leave --attention-dp out"),
+        (0, ("--ep",), "small has no experts to spread: leave expert parallelism out"),
+        (0, ("--attention-dp", "2"), "leave attention ranks out"),
         (0, ("--tp", "two"), "two is no list such as 4,8 of whole numbers"),
     ],
 )

@@ -1,6 +1,7 @@
-"""`heddle calibrate`: from a real engine to a profile, and from a profile to its error."""
+"""`heddle profile measure`, `fit` and `check`: from a real engine to a profile and its error."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,12 @@ import rich_click as click
 from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
-from heddle.cli.options import NumberRange, config_files
+from heddle.cli.options import Numbers, config_files, settings_option, take_settings
 from heddle.cli.replay import ALLOW_POLICY
-from heddle.cli.serving import serving
+from heddle.cli.serving import check_rows
 
 if TYPE_CHECKING:
+    from heddle.command_config import ProfileSettings
     from heddle.config import RunConfig
     from heddle_calibrate.measure.session import SweepSpec
     from heddle_sim.profile_files import Profile
@@ -25,12 +27,7 @@ FORCE = click.option("--force", is_flag=True, help="Replace the file if it exist
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 
 
-@click.group()
-def calibrate() -> None:
-    """Measure an engine, fit a profile to it, and state the profile's error."""
-
-
-@calibrate.command("measure")
+@click.command()
 @config_files
 @click.option("--engine", type=click.Choice(["vllm", "fake"]), default=None, help="[fake]")
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
@@ -38,34 +35,29 @@ def calibrate() -> None:
     "--model", default=None, help="Name for the profile; with fake engines, their profile"
 )
 @click.option("--gpu", default=None, help="GPU class of the profile [cpu, without a GPU]")
-@click.option("--tp", "tps", default="1", show_default=True, help="TP degrees, as 1,2")
-@click.option("--sweep", "size", type=click.Choice(["quick", "small", "full"]), default="small")
+@click.option("--tp", "tps", type=Numbers(), default="1", show_default=True, help="TP degrees")
 @click.option("--max-running", type=int, default=None, help="Largest batch [32; 128 on GPUs]")
-@click.option("--max-context", type=int, default=None, help="Longest context [2048; 16384 on GPUs]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draws order and tokens")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key, repeated")
+@settings_option
 @OUT
-@FORCE
-def measure_(
+def measure(
     configs: tuple[Path, ...],
-    tps: str,
     settings: tuple[str, ...],
     out: Path,
-    force: bool,
     **options: Any,
 ) -> None:
     """Sweep one real engine at a time: decoding, prompts, starts, aborts, and moves between two.
 
     Takes minutes. Other load on the machine changes the result. A sweep that breaks off is kept
-    as far as it got.
+    as far as it got. profile.sweep says how much is measured, quick, small or full, and
+    profile.max_context the longest context.
     """
     from heddle.calibration.measure import sweep_engines
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
     from heddle_calibrate.sweeps import Sweep, encode_sweep
 
-    new_file(out, force)
-    config, spec, model = _sweep_spec(configs, tps, settings, options)
+    new_file(out)
+    config, spec, model = _sweep_spec(configs, settings, options)
     with progress("measure", "measurements") as bar:
 
         def on_progress(done: int, total: int, what: str) -> None:
@@ -83,67 +75,48 @@ def measure_(
 
 
 def _sweep_spec(
-    configs: tuple[Path, ...], tps: str, settings: tuple[str, ...], options: dict[str, Any]
+    configs: tuple[Path, ...], settings: tuple[str, ...], options: dict[str, Any]
 ) -> "tuple[RunConfig, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.calibration.measure import choose_sweep
-    from heddle.cli.options import take_config
 
     given = {
         "runtime__engine": options["engine"],
         "runtime__model_dir": options["model_dir"],
-        "seed": options["seed"],
     }
     fake = options["engine"] != "vllm"
     if fake:
         given |= {"cluster__model": options["model"], "cluster__gpu": options["gpu"]}
-    # A sweep replays no trace, but is configured as a run that would.
-    config, _ = take_config(("(none)",), {"configs": configs}, settings, **given)
+    config = take_settings(settings, configs, **given)
     spec, model = choose_sweep(
         config,
-        _degrees("--tp", tps),
-        size=options["size"],
+        tuple(dict.fromkeys(options["tps"])),
+        size=config.profile.sweep,
         model=options["model"],
         gpu=options["gpu"],
         max_running=options["max_running"],
-        max_context=options["max_context"],
+        max_context=config.profile.max_context,
     )
     return config, spec, model
 
 
-def _degrees(option: str, text: str) -> tuple[int, ...]:
-    from heddle.config_files import ConfigError
-
-    try:
-        degrees = tuple(dict.fromkeys(int(tp) for tp in text.split(",")))
-    except ValueError:
-        degrees = ()
-    if not degrees or min(degrees) < 1:
-        raise ConfigError(f"{option} {text}: write TP degrees with commas between: 1,2")
-    return degrees
-
-
-@calibrate.command("fit")
+@click.command()
 @click.argument(
     "sweeps", metavar="SWEEP...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
-@click.option("--name", default=None, help="Name of the model in the profile [the sweep's]")
-@click.option("--gpu", default=None, help="GPU class in the profile [the sweep's]")
 @click.option(
-    "--max-error",
-    type=NumberRange(0.0),
-    default=25.0,
-    show_default=True,
-    help="Refuse when the fit itself is off by more percent (median)",
+    "--model", "name", default=None, help="Name of the model in the profile [the sweep's]"
 )
+@click.option("--gpu", default=None, help="GPU class in the profile [the sweep's]")
+@settings_option
 @OUT
 @FORCE
 @JSON
-def fit_(
+def fit(
     sweeps: tuple[Path, ...],
     name: str | None,
     gpu: str | None,
-    max_error: float,
+    settings: tuple[str, ...],
     out: Path,
     force: bool,
     as_json: bool,
@@ -154,18 +127,20 @@ def fit_(
     shared machine drifts, and one sweep knows one hour of it.
 
     Held out are batches, contexts and prompt lengths between those of the grid, and whole loops of
-    clients: no truth is fitted on them.
+    clients: no truth is fitted on them. A fit that is off by more than profile.max_fit_error
+    percent in the median is refused.
     """
     from heddle.cli.outputs import new_file
     from heddle_calibrate.fit.from_sweep import fit_sweep
     from heddle_calibrate.sweeps import pooled, read_sweep
 
+    worst_pct = take_settings(settings).profile.max_fit_error
     new_file(out, force)
     if out.suffix != ".json":
         raise click.UsageError(f"--out {out}: a profile is named by a path that ends in .json")
     files = tuple(path.name for path in sweeps)
     sweep = pooled({path: read_sweep(path) for path in sweeps})
-    profile = fit_sweep(sweep, file=", ".join(files), worst_pct=max_error)
+    profile = fit_sweep(sweep, file=", ".join(files), worst_pct=worst_pct)
     source = replace(profile.source, files=files)
     profile = replace(profile, model=name or profile.model, gpu=gpu or profile.gpu, source=source)
     _save_profile(profile, out, as_json)
@@ -174,7 +149,7 @@ def fit_(
 def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
     """Write a profile and print its errors."""
     from heddle.cli.outputs import write
-    from heddle.cli.show_calibration import fitted
+    from heddle.cli.show_profile import fitted
     from heddle_calibrate.profiles import encode_profile
 
     write(out, encode_profile(profile))
@@ -195,44 +170,59 @@ def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
     click.echo(json.dumps(report))
 
 
-@calibrate.command("check")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option("--profile", type=click.Path(path_type=Path), default=None, help="[the run's own]")
-@click.option(
-    "--max-makespan-error", type=NumberRange(0.0), default=None, help="Percent; exit 1 above it"
+@click.command()
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...|ROWS.csv..."
 )
 @click.option(
-    "--max-p99-error", type=NumberRange(0.0), default=None, help="The same for P99 completion"
+    "--model",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Profile file [the run's own]; of rows repeated [all shipped]",
 )
-@click.option("--max-tpot-error", type=NumberRange(0.0), default=None, help="The same for TPOT")
-@click.option(
-    "--min-finish-order",
-    type=NumberRange(-1.0, 1.0),
-    default=None,
-    help="Rank correlation; 1 below it",
-)
-@click.option("--same-ranking", is_flag=True, help="Exit 1 unless policies are ranked alike")
-@click.option(
-    "--tie", type=NumberRange(0.0), default=1.0, show_default=True, help="Percent that rank nothing"
-)
+@settings_option
 @ALLOW_POLICY
 @JSON
-def check_(
-    runs: tuple[Path, ...],
-    profile: Path | None,
-    tie: float,
+def check(
+    paths: tuple[Path, ...],
+    files: tuple[Path, ...],
+    settings: tuple[str, ...],
     allow_policies: tuple[str, ...],
     as_json: bool,
-    **bounds: Any,
 ) -> None:
     """Simulate finished runs on engines again, and print how far off that is.
 
-    Same trace, configuration, policy, seed and context; engines as the profile says.
+    Same trace, configuration, policy, seed and context; engines as the profile says. Bounds are
+    keys: profile.max_makespan_error, profile.max_p99_error, profile.max_tpot_error,
+    profile.min_finish_order and profile.same_ranking.
+
+    Of ROWS.csv, published serving runs (closed loops of clients), it prints the errors of TPOT and
+    TTFT by model and GPU class, TP degree and concurrency.
     """
-    from heddle.calibration.check import check
+    tables = [path for path in paths if path.suffix == ".csv"]
+    bounds = take_settings(settings).profile
+    if tables:
+        if len(tables) < len(paths):
+            raise click.UsageError("check runs or tables of rows (*.csv), not both at once")
+        check_rows(tables, files, as_json=as_json)
+        return
+    if len(files) > 1:
+        raise click.UsageError("runs are checked against one profile: give --model once")
+    _check_runs(paths, files[0] if files else None, bounds, allow_policies, as_json)
+
+
+def _check_runs(
+    runs: Sequence[Path],
+    profile: Path | None,
+    bounds: "ProfileSettings",
+    allow_policies: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    from heddle.calibration.check import check as simulated_again
     from heddle.cli.progress import progress
     from heddle.cli.show import show_lateness
-    from heddle.cli.show_calibration import checks
+    from heddle.cli.show_profile import checks
     from heddle.runs import load_run
     from heddle_calibrate.check import rankings
 
@@ -244,8 +234,8 @@ def check_(
         for i, run in enumerate(loaded):
             bar.now(run.label)
             bar.at(i, len(loaded))
-            checked.append(check(run, profile, allow_policies=allow_policies))
-    ranked = rankings(checked, tie_pct=tie)
+            checked.append(simulated_again(run, profile, allow_policies=allow_policies))
+    ranked = rankings(checked, tie_pct=bounds.tie)
     failed = _failed(checked, ranked, bounds)
     if as_json:
         click.echo(
@@ -267,7 +257,7 @@ def check_(
         raise Exit(FAILED)
 
 
-def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
+def _failed(checked: Any, ranked: Any, bounds: "ProfileSettings") -> list[str]:
     """What is beyond its bound, one line each."""
     found = []
     for option, figure in (
@@ -275,19 +265,19 @@ def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
         ("max_p99_error", "completion_p99_s"),
         ("max_tpot_error", "tpot_mean_ms"),
     ):
-        bound = bounds[option]
+        bound = getattr(bounds, option)
         for each in checked if bound is not None else ():
             error_pct = each.figures[figure].error_pct
             if error_pct is None or abs(error_pct) > bound:
                 said = "unknown" if error_pct is None else f"{error_pct:+.1f} %"
                 found.append(f"{each.run}: {figure} {said}, allowed {bound:g} %")
-    least = bounds["min_finish_order"]
+    least = bounds.min_finish_order
     found += [
         f"{each.run}: finish order {each.finish_order:.3f}, required {least:g}"
         for each in checked
         if least is not None and each.finish_order is not None and each.finish_order < least
     ]
-    if bounds["same_ranking"]:
+    if bounds.same_ranking:
         found += [
             f"{r.trace}: measured {' < '.join(r.measured)}, simulated {' < '.join(r.simulated)}"
             for r in ranked
@@ -296,6 +286,3 @@ def _failed(checked: Any, ranked: Any, bounds: dict[str, Any]) -> list[str]:
         if not ranked:
             found.append("nothing to rank: no trace and cluster has runs of two policies")
     return found
-
-
-calibrate.add_command(serving)

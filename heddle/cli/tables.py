@@ -1,0 +1,139 @@
+"""Tables, and what stands in and above them, as text on standard output."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rich_click as click
+from rich.console import Console, ConsoleDimensions
+from rich.table import Table
+
+from heddle.comparison.estimates import Estimate
+from heddle.cost.objective import Objective
+from heddle.cost.prices import RunCost
+
+WIDEST = 100_000
+HEAD_WIDTH, LABEL_WIDTH = 80, 9
+"""Columns of the lines above a table, and of their labels."""
+PIPED_WIDTH = 160
+"""Columns if there is no terminal, so that a table in a file is not folded."""
+
+
+def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print a table of rows that are cells by column; a column is there if a row has it."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = new_table(*columns)
+    for row in rows:
+        table.add_row(*(row.get(column, "-") for column in columns))
+    show(table)
+
+
+def show(table: Table) -> None:
+    """Print a table: columns for rows where a terminal is too narrow, and never with cut values."""
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else PIPED_WIDTH
+    tables = [table]
+    if console.is_terminal and _width(table) > width:
+        tables = _turned(table, width)
+    # Width and height: a console of one alone is 80 columns wide where TERM is dumb.
+    console.size = ConsoleDimensions(max(width, *map(_width, tables)), console.height)
+    for each in tables:
+        console.print(each)
+
+
+def _width(table: Table) -> int:
+    """Columns that a table takes when nothing is cut."""
+    return Console(width=WIDEST, height=1).measure(table).maximum  # see `show`
+
+
+def _turned(table: Table, width: int) -> list[Table]:
+    """The same cells with rows for columns, in as many tables as `width` makes necessary."""
+    first, *others = ([column.header, *column.cells] for column in table.columns)
+
+    def part(begin: int, end: int) -> Table:
+        turned = new_table(*map(str, (first[0], *first[begin:end])))
+        for row in others:
+            turned.add_row(*map(str, (row[0], *row[begin:end])))
+        return turned
+
+    made, begin = [], 1
+    for end in range(2, len(first) + 1):
+        if end == len(first) or _width(part(begin, end + 1)) > width:
+            made.append(part(begin, end))
+            begin = end
+    return made
+
+
+def new_table(first: str, *columns: str) -> Table:
+    """A table of text in the first column and numbers in the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def lines(title: str, names: Mapping[str, str]) -> None:
+    """A title and one line for each name."""
+    click.echo(click.style(title, bold=True))
+    width = max(map(len, names), default=0)
+    for name, text in names.items():
+        click.echo(f"  {name:<{width}}  {text}".rstrip())
+
+
+def fact(label: str, text: str) -> None:
+    """One line of the head, or several of `HEAD_WIDTH` columns, below a label at the left."""
+    indent = " " * LABEL_WIDTH
+    words = textwrap.fill(
+        text,
+        HEAD_WIDTH,
+        initial_indent=f"{label:<{LABEL_WIDTH}}",
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    click.echo(words)
+
+
+def show_ranking(objective: Objective, names: Sequence[str]) -> None:
+    """Print the order of two names or more, in lines that a terminal has room for."""
+    if len(names) > 1:
+        console = Console(highlight=False)
+        width = console.width if console.is_terminal else WIDEST
+        text = f"ranking by {objective}: {', '.join(names)}"
+        click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
+
+
+def estimate_cell(e: Estimate) -> str:
+    """A mean, with its interval where there are several seeds."""
+    return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
+
+
+def cost_cells(cost: RunCost) -> list[str]:
+    """GPU-hours and dollars."""
+    return [number_cell(cost.gpu_hours), number_cell(cost.dollars)]
+
+
+def costs(cost: RunCost, per: str = "") -> dict[str, str]:
+    """Cells of GPU-hours and dollars by column."""
+    return dict(zip((f"GPU-hours{per}", f"${per}"), cost_cells(cost), strict=True))
+
+
+def objective_cell(objective: Objective, value: float) -> str:
+    """Seconds or dollars by which a row is better or worse than others."""
+    return f"{value:,.1f}" if objective == "makespan" else number_cell(value)
+
+
+def number_cell(value: Any) -> str:
+    """A figure for people; of None a dash."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value)

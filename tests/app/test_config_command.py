@@ -1,0 +1,136 @@
+"""`heddle config` and `heddle regimes check`; a list of engines as a key."""
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.command_config import Config
+from heddle.config_files import ConfigError, resolve, setting
+from heddle.config_reference import reference
+from tests.app.journals import Heddle
+
+
+def cluster(*texts: str) -> tuple[object, ...]:
+    found = resolve([setting("trace=t"), *map(setting, texts)]).cluster
+    pools = tuple((pool.gpu, pool.gpus, pool.tp) for pool in found.pool)
+    return found.gpu, found.gpus, found.tp, found.mix, pools, found.roles, found.prefill_tp
+
+
+@pytest.mark.parametrize(
+    ("engines", "more", "said"),
+    [
+        ("[{gpu='h20',count=3,tp=2}]", (), ("h20", 6, 2, (), (), "", None)),
+        (
+            "[{gpus=4,tp=4},{gpus=2,tp=2},{gpus=2}]",
+            (),
+            ("h100", 8, 1, (4, 2, 1, 1), (), "", None),
+        ),
+        (
+            "[{gpu='h100',gpus=4},{gpu='l40s',gpus=4,tp=2}]",
+            (),
+            ("h100", 8, 1, (), (("h100", 4, None), ("l40s", 4, 2)), "", None),
+        ),
+        (
+            "[{gpus=2,tp=2,role='prefill'},{gpus=6,role='decode'}]",
+            (),
+            ("h100", 8, 1, (), (), "prefill=2,decode=6", 2),
+        ),
+        (
+            "[{gpus=2,role='prefill'},{gpus=6,role='decode'}]",
+            ("cluster.gpus=12",),
+            ("h100", 12, 1, (), (), "prefill=2,decode=6", None),
+        ),
+    ],
+)
+def test_a_list_of_engines_says_what_the_keys_of_each_kind_say(
+    engines: str, more: tuple[str, ...], said: tuple[object, ...]
+):
+    assert cluster(f"cluster.engines={engines}", *more) == said
+
+
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        ("[{gpus=3,tp=2}]", "3 GPUs are no engines of 2: take a multiple of 2"),
+        ("[{gpus=3,count=2}]", "give either gpus or count"),
+        ("[{gpu='h20',gpus=1},{gpu='h100',gpus=1,role='decode'}]", "all do both: leave role out"),
+        (
+            "[{gpus=1},{gpus=1,role='decode'}]",
+            "give every entry a role, prefill or decode, or none",
+        ),
+        ("[{gpus=1,role='prefill'}]", "none that decode for them"),
+        ("[{gpus=1,tps=1}]", "cluster.engines.tps is not a key"),
+        ("5", "cluster.engines"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(engines: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        cluster(f"cluster.engines={engines}")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("cluster.gpus=9", "sets cluster.gpus = 9, and the pools of .* have 4"),
+        ("cluster.gpu=h200", "sets cluster.gpu = h200, and the pools of .* have h100"),
+        ("cluster.mix=[1]", "leave these out"),
+    ],
+)
+def test_nothing_else_says_what_the_list_says(more: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        cluster("cluster.engines=[{gpu='h100',gpus=4}]", more)
+
+
+def test_every_key_has_a_meaning():
+    assert [key.name for key in reference() if not key.text] == []
+
+
+def test_a_new_file_has_every_key_and_changes_nothing(heddle: Heddle, refused: Callable[..., str]):
+    assert heddle("config", "init").exit_code == 0
+    text = Path("heddle.toml").read_text()
+    given = tomllib.loads(text)
+    assert resolve([setting("trace=t")]) == Config(trace="t")
+    assert all(not section for section in given.values())
+    assert {f"[{key.name.rpartition('.')[0]}]" for key in reference() if "." in key.name} <= {
+        *text.splitlines()
+    }
+    assert "heddle.toml: exists" in refused("config", "init")
+
+
+def test_the_keys_in_force_are_shown(heddle: Heddle):
+    Path("heddle.toml").write_text("[cluster]\ngpus = 3\n")
+    words = ("config", "show", "--set", "cluster.tp=3")
+    shown = heddle(*words).stdout.splitlines()
+    assert "cluster.gpus = 3" in shown
+    assert "cluster.tp = 3" in shown
+    found = json.loads(heddle(*words, "--json").stdout)
+    assert (found["cluster"]["gpus"], found["plan"]["simulated"]) == (3, 3)
+
+
+def test_a_key_is_explained(heddle: Heddle, refused: Callable[..., str]):
+    said = heddle("config", "explain", "loop.train_gpus").stdout
+    assert "loop.train_gpus (int 1 or more | None)" in said
+    assert "GPUs of the trainer" in said
+    assert heddle("config", "explain", "logs").stdout.count("logs.") >= 7
+    assert "Did you mean 'cluster.gpus'?" in refused("config", "explain", "cluster.gpusx")
+
+
+def test_a_regime_of_ones_own_is_checked_and_run(
+    heddle: Heddle, refused: Callable[..., str], trace: Path
+):
+    Path("heddle.toml").write_text(
+        '[regimes.tight]\nregime = "areal"\nmax_head_offpolicyness = 1\nenforce = true\n'
+        "[loop]\nbatches = 4\ntrain_gpus = 4\ngroups = 1\nsamples = 2\nrepeat = true\n"
+    )
+    said = heddle("regimes", "check", "tight").stdout
+    assert "areal:max_head_offpolicyness=1:enforce=true: valid" in said
+    done = heddle("loop", trace, "--regimes", "tight", "--gpus", 8, "--json")
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["regimes"]
+    assert row["regime"] == "areal:max_head_offpolicyness=1:enforce=true"
+    assert "no regime is named 'tiht'" in refused("regimes", "check", "tiht")
+    Path("heddle.toml").write_text("[regimes.tight]\nmax_head_offpolicyness = 1\n")
+    assert "write [regimes.NAME] with regime =" in refused("regimes", "check", "tight")
