@@ -50,7 +50,7 @@ ABORT_AGAIN_S = 0.25
 """An abort that comes before its generation is lost, and is sent again."""
 LOOK_S = 0.25
 """Interval of looks at streams that are silent, and of those for an endpoint that takes a step."""
-PREFILL_SHARE = 1.5
+PREFILL_SHARE = 1.25
 """A prompt is prefilled when its engine has prefilled so many times what was ahead of it."""
 FAULT_WAIT_S = 5.0
 """How long a step that failed at an endpoint waits for another one."""
