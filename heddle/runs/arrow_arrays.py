@@ -10,13 +10,18 @@ import numpy as np
 import pyarrow as pa
 
 
+def memory_of(values: Any) -> pa.Buffer:
+    """Return the memory of a contiguous array."""
+    return pa.py_buffer(values)
+
+
 def number_array(values: np.ndarray[Any, Any], valid: np.ndarray[Any, Any] | None = None) -> Any:
     """Make an array of the same type; null where not `valid`."""
     kind, bits = pa.from_numpy_dtype(values.dtype), None
     if valid is not None and not valid.all():
-        bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        bits = memory_of(np.packbits(valid, bitorder="little"))
     data = np.packbits(values, bitorder="little") if kind == pa.bool_() else values
-    buffers = [bits, pa.py_buffer(np.ascontiguousarray(data))]
+    buffers = [bits, memory_of(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(kind, len(values), buffers)
 
 
@@ -48,6 +53,6 @@ def word_array(words: Sequence[str | None]) -> Any:
     offsets = np.zeros(len(texts) + 1, np.int32)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     valid = np.array([word is not None for word in words], bool)
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    buffers = [bits, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    bits = None if valid.all() else memory_of(np.packbits(valid, bitorder="little"))
+    buffers = [bits, memory_of(offsets), pa.py_buffer(b"".join(texts))]
     return pa.Array.from_buffers(pa.string(), len(texts), buffers)

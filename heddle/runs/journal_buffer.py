@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.arrow_arrays import word_array
+from heddle.runs.arrow_arrays import memory_of, word_array
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_schema import (
     COMMANDS,
@@ -83,7 +83,7 @@ class _Words(dict[str, int]):
         self._offsets[start + 1 : end + 1] = offsets[1:] + first
         if size:
             self._data[first : first + size] = np.frombuffer(added.buffers()[2], np.uint8, size)
-        buffers: Any = [None, _arrow_buffer(self._offsets), _arrow_buffer(self._data)]
+        buffers: Any = [None, memory_of(self._offsets), memory_of(self._data)]
         self._array = pa.Array.from_buffers(pa.string(), end, buffers, 0)
         return self._array
 
@@ -307,7 +307,7 @@ class JournalBuffer:
     ) -> pa.RecordBatch:
         """Put columns together; where one is missing, or `some` is false, it is null."""
         total = len(codes)
-        nothing: Any = _arrow_buffer(np.zeros(total, np.int64))
+        nothing: Any = memory_of(np.zeros(total, np.int64))
         bitmaps: dict[int, tuple[Any, int]] = {}
         arrays: list[Any] = []
         for name, (kind, owners) in _columns().items():
@@ -325,7 +325,7 @@ class JournalBuffer:
                     valid, nulls = bitmaps[id(owners)]
                 if values.dtype == np.int8:
                     values = np.packbits(values > 0, bitorder="little")
-                data = _arrow_buffer(values)
+                data = memory_of(values)
             if name in self._words:
                 words = self._words[name].array()
                 arrays.append(
@@ -360,12 +360,7 @@ class JournalInMemory:
 def _bitmap(some: Values) -> tuple[Any, int]:
     """Arrow's bitmap of where values are, None for everywhere, and the number of nulls."""
     nulls = len(some) - int(np.count_nonzero(some))
-    return (_arrow_buffer(np.packbits(some, bitorder="little")) if nulls else None), nulls
-
-
-def _arrow_buffer(values: Any) -> pa.Buffer:
-    """Return the memory of an array."""
-    return pa.py_buffer(values)
+    return (memory_of(np.packbits(some, bitorder="little")) if nulls else None), nulls
 
 
 def _payload(row: Any, nested: Sequence[tuple[str, Any]]) -> str:
