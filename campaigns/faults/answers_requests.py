@@ -133,9 +133,12 @@ def hostile_request(rng: Random, name: str) -> Sent:
             sent.body["prompt"] = text
         case _:
             sent.body["token_ids"] = ids_of(text)
-    ids = wanted(sent.path, sent.body, context_tokens=1 << 30, request_id="").ids
+    want = wanted(sent.path, sent.body, context_tokens=1 << 30, request_id="")
+    ids = want.ids
     sent.ids, sent.made = ids, continued(ids, len(sent.made))
     status = int(mark[-3:])
+    if mark == "!mid400" and sent.made[0] in want.stop_token_ids:
+        sent.made, sent.finish = sent.made[:1], "stop"
     if mark == "!mid400" and len(sent.made) == 1:
         return sent  # it ends before the error
     sent.refusal = status, refusal_words(status, ids)
