@@ -419,7 +419,7 @@ def main() -> None:
             rows = mooncake_delta(scripts)
             (folder / f"{trace}.mooncake.jsonl").write_text("".join(rows))
             cpu_s(tools[0], trace, folder)  # when steps are runnable
-            run = last(folder, f"{args.policies.split(',')[0]}-{trace}/*")
+            run = last(folder, f"{args.policies.split(',')[0]}-{trace}/*/*/")
             (folder / f"{trace}.csv").write_text("".join(vidur_requests(scripts, run)))
         tools += [PEERS[name](*found, folder, gpus) for name, found in peers.items()]
         steps = sum(len(script.steps) for script in scripts)

@@ -43,7 +43,7 @@ def predict() -> None:
 
 @predict.command()
 @_TRACES
-@click.option("-o", "--output", metavar="MODEL.heddle", required=True, type=_PATH)
+@click.option("-o", "--out", "output", metavar="MODEL.heddle", required=True, type=_PATH)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 def fit(traces: tuple[Path, ...], output: Path, seed: int) -> None:
     """Learn from every TRACE and write MODEL.heddle; nothing is written when that fails."""

@@ -175,6 +175,7 @@ def _option(
             raise AnswerError(f"{step}: the key {key} has no new form")
         return ["--set", f"{moved}={rest}"]
     several = value is not None and ("," in value or value == "best")
+    several = several and options.get(verb, {}).get(option) != option  # it takes several
     if several and option in tables["sweeps"] and (option, value) != ("--tp", "best"):
         return ["--sweep", f"{tables['sweeps'][option]}={value}"]
     if target.startswith("--"):
