@@ -15,8 +15,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.check_gpu import compared  # noqa: E402
 from experiments.harness.experiment import Outcome, experiments  # noqa: E402
 from experiments.harness.verdicts import Judged  # noqa: E402
+from heddle.cluster.profiles import load_profiles  # noqa: E402
+from heddle.config import ClusterConfig  # noqa: E402
 
 VERDICTS = ("agrees", "direction only", "disagrees")
 
@@ -30,6 +33,9 @@ def figures(outcomes: list[Outcome]) -> str:
     training = errors["groups"]["dense megatron"]
     replays = _read("experiments/real_cpu/results.json").values()
     makespans = [abs(replay["makespan_s"]["error_pct"]) for replay in replays]
+    gpu = _read("benchmarks/gpu_h200.json")
+    table = load_profiles(ClusterConfig(model=gpu["model"], gpu="h200")).only.table(1)
+    steps = [row.off_pct for row in compared(gpu, table) if row.kind == "decode"]
     count = _counts([judged for outcome in outcomes for judged in outcome.judged])
     rows = [
         (
@@ -47,7 +53,11 @@ def figures(outcomes: list[Outcome]) -> str:
             f"{training['rows']} published steps",
             f"{training['seen']:.0f} %; {training['unseen']:.0f} % with the document left out",
         ),
-        ("anything on a GPU of ours", "nothing was measured yet", "unknown"),
+        (
+            f"step of {gpu['model']} on H200",
+            f"{len(steps)} of ours, vLLM {gpu['vllm']}",
+            f"{median(steps):.0f} % too slow (host time)",
+        ),
         (
             "figures of the papers",
             f"{sum(count.values())} claims",

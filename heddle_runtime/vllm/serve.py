@@ -45,8 +45,9 @@ def serve_arguments(
                 "kv_load_failure_policy": "fail",
             }
         )
-    flags = ["--enable-scale-out", "--enable-prompt-tokens-details"]
-    flags += ["--enforce-eager"] if on_cpu else []
+    flags = ["--enable-prompt-tokens-details"]
+    # The release for GPUs always serves requests of tokens, and has no flag for it.
+    flags += ["--enforce-eager", "--enable-scale-out"] if on_cpu else []
     pairs = (word for name, value in valued.items() for word in (name, str(value)))
     return ["serve", settings.model_dir, *pairs, *flags]
 

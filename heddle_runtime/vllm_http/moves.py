@@ -93,14 +93,13 @@ class KvMoves:
         limit_s: float,
     ) -> GenerateChunk | None:
         """Make one token, with KV pulled or kept as `transfer` says; None if it was not made."""
-        body: dict[str, Any] = {
-            "token_ids": list(context_ids),
-            "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False},
-        }
+        sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+        body: dict[str, Any] = {"token_ids": list(context_ids), "sampling_params": sampling}
         if salt:
             body["cache_salt"] = salt
         if transfer is not None:
-            body["kv_transfer_params"] = transfer
+            # The field of the request itself is read by newer releases only.
+            sampling["extra_args"] = {"kv_transfer_params": transfer}
         self.count += 1
         try:
             answer = await self._endpoint.call(GENERATE, body, limit_s=limit_s)

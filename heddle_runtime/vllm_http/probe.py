@@ -243,8 +243,12 @@ async def _generate_once(
         GENERATE,
         {
             "token_ids": [1] * (block_tokens + 1),
-            "sampling_params": {"max_tokens": 1, "temperature": 0.0, "detokenize": False},
-            "kv_transfer_params": {"do_remote_decode": True},
+            "sampling_params": {
+                "max_tokens": 1,
+                "temperature": 0.0,
+                "detokenize": False,
+                "extra_args": {"kv_transfer_params": {"do_remote_decode": True}},
+            },
         },
         limit_s=limit_s,
     )

@@ -478,7 +478,8 @@ class FakeVllm:
 
     async def _one_token(self, body: dict[str, Any]) -> web.Response:
         context, salt = body["token_ids"], body.get("cache_salt", "")
-        transfer = body.get("kv_transfer_params") or {}
+        extra = body["sampling_params"].get("extra_args") or {}
+        transfer = extra.get("kv_transfer_params", {})
         await asyncio.sleep(TOKEN_S)
         self._computed(1 + len(context))
         finish, params = "length", None
