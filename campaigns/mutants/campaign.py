@@ -35,6 +35,10 @@ COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_sim": (SCHEDULES, SMALL_ROLLOUTS, "tests/sim"),
     "heddle_runtime": (),
     "heddle_gateway": ("tests/gateway",),
+    "heddle_trace": ("tests/trace",),
+    "heddle_calibrate": ("tests/calibrate",),
+    "heddle_predict": ("tests/predict",),
+    "heddle": tuple(f"tests/app/test_{name}.py" for name in ("compare", "plan", "loop", "cli")),
 }
 """Tests of a package, one after the other, after those that import the module.
 
@@ -47,6 +51,10 @@ NEAR: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_sim": ("sim", "rollout", "loop"),
     "heddle_runtime": ("runtime",),
     "heddle_gateway": ("gateway",),
+    "heddle_trace": ("trace",),
+    "heddle_calibrate": ("calibrate", "tools"),
+    "heddle_predict": ("predict",),
+    "heddle": ("app", "loop"),
 }
 """Folders of tests in which those that import a module of a package take seconds, not minutes."""
 WITH_ENGINES: Final = (

@@ -41,7 +41,7 @@ KINDS = ("process", "serve")
 BATCHES = (1, 8, 32)
 PROMPT, OUTPUT, LONG_OUTPUT = 64, 192, 2000
 MAX_RUNNING = 32
-SIZES = ("tiny", "medium")
+SIZES = ("small", "medium")
 TRAJECTORIES, PER_GROUP, SHRINK, SEED = 16, 8, 8, 7
 
 
@@ -136,9 +136,9 @@ def makespans(size: str, folder: Path, pairs: int) -> list[dict[str, Any]]:
     heddle(
         "heddle.cli",
         *MEASURE,
-        *("--engine", "vllm", "--model-dir", model, "--sweep", "small"),
-        *("--max-running", MAX_RUNNING, "--max-context", 4096),
-        *("--set", "runtime.max_context=8192", "-o", sweep, "--force"),
+        *("--engine", "vllm", "--model-dir", model, "--max-running", MAX_RUNNING),
+        *("--set", "profile.sweep=small", "--set", "profile.max_context=4096"),
+        *("--set", "runtime.max_context=8192", "-o", sweep),
     )
     heddle("heddle.cli", *FIT, sweep, "-o", profile, "--force")
     rows = []
@@ -161,7 +161,7 @@ def makespans(size: str, folder: Path, pairs: int) -> list[dict[str, Any]]:
     return rows
 
 
-MEASURE, FIT = ("calibrate", "measure"), ("calibrate", "fit")
+MEASURE, FIT = ("profile", "measure"), ("profile", "fit")
 
 
 @click.command()
