@@ -333,9 +333,12 @@ class HttpEngine(TokenEngine):
     def _late(self, step: HttpStep, now_s: float) -> bool:
         """Whether a step brings nothing although its engine computes, and may go elsewhere.
 
-        Before its first token it may be in a queue, or prefill.
+        Before its first token it may be in a queue, or prefill. An answer that is no stream is
+        silent to its end.
         """
         silence_s = self._settings.silence_s
+        if not step.streams:
+            return False
         since_s = now_s - (step.brought_s or step.posted_s)
         if since_s < silence_s or len(step.attempts.moved_from) >= MOST_MOVES or step.aborted:
             return False

@@ -148,7 +148,7 @@ class HttpStep:
         }
 
     def take(self, event: bytes) -> int:
-        """Keep what an event brought; return how many tokens.
+        """Keep what an event brought; return how many tokens: one, where only the client has them.
 
         Raises:
             ProtocolError: it cannot be true.
@@ -204,7 +204,7 @@ class HttpStep:
         self.relay.on_event(found)
         if self.relay.counts_tokens:
             report_tokens(self.payload, tokens)
-        return len(tokens)
+        return len(tokens) if self.relay.counts_tokens else len(found["choices"])
 
     def _take_chunk(self, chunk: GenerateChunk) -> int:
         new_tokens = 0

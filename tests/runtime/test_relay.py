@@ -10,6 +10,7 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'he
 
 from aiohttp import web
 
+from campaigns.faults.answers_scene import in_virtual_time_too
 from campaigns.faults.mock_bodies import continued, text_of
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepRequest
@@ -30,7 +31,7 @@ from heddle_runtime.vllm_http.stream import ProtocolError
 from tests.rollout.contract import LONG_OUTPUT, ids, request, until
 from tests.runtime.fake_vllm import MODEL
 from tests.runtime.test_circuit import Listens
-from tests.runtime.test_engine_life import streamed, two
+from tests.runtime.test_engine_life import QUICK, computing, streamed, two
 from tests.runtime.test_http_engine import OUTPUT, PROMPT, one, run, setup
 
 
@@ -311,6 +312,24 @@ def test_a_request_that_is_not_counted_brings_only_its_answer(streams: bool):
             assert (len(asked.events) == 1) is not streams
 
     run(main)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_request_that_is_not_counted_stays_where_it_is_answered(streams: bool):
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            engine, server, *_ = await two(made)
+            body = {"stream": streams}
+            asked = Asked(
+                "opaque", output=LONG_OUTPUT, streams=streams, counts_tokens=False, body=body
+            )
+            async with computing(server, 1):
+                engine.start(asked.step)
+                end = await made.recorder.end_of("opaque")
+            assert (end.finished, end.error, asked.begun) == (True, "", 1)
+            assert asked.text == text_of(continued(asked.prompt, LONG_OUTPUT))
+
+    in_virtual_time_too(main())
 
 
 def test_a_relayed_stream_that_breaks_off_hands_over_its_tokens_each_once():
