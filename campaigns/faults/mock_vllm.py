@@ -1,7 +1,8 @@
 """A `vllm serve` without a model, whose answers are exact, and which can do everything wrong.
 
 It batches as vLLM does: an iteration gives each running request one token, or computes a part of a
-prompt; requests above `max_running` wait. Its times are those of the event loop.
+prompt; requests above `max_running` wait. It counts as vLLM does: iterations that give a token, a
+prompt whole with its first token, and KV with each part. Its times are those of the event loop.
 """
 
 import asyncio
@@ -89,6 +90,8 @@ class MockVllm:
         self.calls: Counter[str] = Counter()
         """Of each path."""
         self._running: dict[str, _Running] = {}
+        self._waiting = 0
+        """Requests of which the latest iteration computed nothing yet."""
         self._work = asyncio.Event()
         self._going = asyncio.Event()
         self._going.set()
@@ -165,28 +168,30 @@ class MockVllm:
             factor = SLOW_FACTOR if self._has("slow") else 1.0
             await asyncio.sleep(self.iteration_s * factor)
             await self._going.wait()
-            if computed := self._iteration():
+            if counted := self._iteration():
                 self.iterations += 1
-                self.iteration_tokens += computed
+                self.iteration_tokens += counted
+            self._waiting = sum(not each.computed for each in self._active())
             if not self._active():
                 self._work.clear()
 
     def _iteration(self) -> int:
-        """Compute once; return how many tokens were."""
-        left, computed = self.prefill_tokens, 0
+        """Compute once; return how many tokens are counted."""
+        left, counted = self.prefill_tokens, 0
         for each in self._active()[: self.max_running]:
             prompt = len(each.want.ids)
             if each.computed < prompt:
                 part = min(left, prompt - each.computed)
                 each.computed += part
-                left, computed = left - part, computed + part
+                left -= part
                 if each.computed < prompt or not part:
                     continue
+                counted += prompt
             each.context.append(next_token(each.context))
             each.answering.take(each.context[-1])
             each.changed.set()
-            computed, self.generated = computed + 1, self.generated + 1
-        return computed
+            counted, self.generated = counted + 1, self.generated + 1
+        return counted
 
     def _active(self) -> list[_Running]:
         """Those that get tokens or wait for a place, the earliest first."""
@@ -314,10 +319,11 @@ class MockVllm:
             return web.json_response(error_body(500, "mock fault metrics"), status=500)
         if self._has("metrics html"):
             return web.Response(body=HTML, content_type="text/html")
-        held = sum(len(each.context) for each in self._running.values())
+        every = self._running.values()
+        held = sum(each.computed + len(each.context) - len(each.want.ids) for each in every)
         text = metrics_text(
-            running=min(self.running, self.max_running),
-            waiting=max(0, self.running - self.max_running),
+            running=self.running - self._waiting,
+            waiting=self._waiting,
             usage=min(1.0, held / ((BLOCKS - 1) * BLOCK)),
             iterations=self.iterations,
             iteration_tokens=self.iteration_tokens,

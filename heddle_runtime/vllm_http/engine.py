@@ -311,8 +311,10 @@ class HttpEngine(TokenEngine):
                 self._life.answered(self._loop.time())
                 if answer.status == 200:
                     text = answer.data.decode("utf-8", "replace")
-                    self._life.counted(self._loop.time(), *read_iterations(text))
-                    self._sample = read_sample(text, self.kv_capacity_tokens)
+                    sample = read_sample(text, self.kv_capacity_tokens)
+                    now_s, counters = self._loop.time(), read_iterations(text)
+                    self._life.counted(now_s, *counters, sample.kv_used_tokens)
+                    self._sample = sample
 
     async def _watch_silence(self) -> None:
         while True:
@@ -521,6 +523,7 @@ class HttpEngine(TokenEngine):
             raise _kind_of(error.status, error.body, None, in_stream=step.streams) from None
         finally:
             place._here.pop(step, None)
+            place._life.left(step.request.prompt_tokens + len(step.made) + step.uncounted)
             step.attempt = None
 
     async def _generate(self, step: HttpStep, place: "HttpEngine") -> None:

@@ -1,8 +1,9 @@
 """Judges from outside whether an engine behind a URL still works. No clock and no I/O.
 
 An engine is judged by itself, not by one stream: a long prefill, or a queue, is silent on a healthy
-engine. Its iteration counter (`vllm:iteration_tokens_total_count`) moves with every chunk of a
-prefill, and stands still in an engine that is stopped or waits for a lost peer.
+engine. vLLM counts iterations that give a token, and a prompt whole with its first token; between
+the two, each chunk of a prefill takes more KV (`vllm:kv_cache_usage_perc`). Both stand still in an
+engine that is stopped or waits for a lost peer.
 """
 
 EXPECTED_SHARE = 4.0
@@ -10,7 +11,7 @@ EXPECTED_SHARE = 4.0
 BAD_HEALTH = 2
 """Answers of `/health` in a row, other than 200, after which an engine is out."""
 PREFILL_TOKENS = 16
-"""Tokens of an iteration beside those decoded that count as prefill: streams lag a little."""
+"""Tokens beside those decoded that count as prefill: streams lag a little."""
 WITHOUT_PREFILL = 8
 """Iterations in a row without any prefill, after which an engine has no prompt to prefill."""
 
@@ -25,10 +26,15 @@ class EngineLife:
         self._counted_s = 0.0
         self._iterations: float | None = None
         self._tokens: float | None = None
+        self._kv_tokens = 0
         self._decoded = 0
         """Tokens of streams since the counters were read."""
+        self._left = 0
+        """Tokens of streams that have ended since, whose KV may be free."""
         self.prefilled = 0.0
-        """Tokens that it has prefilled, as far as is known."""
+        """Tokens of prompts that it has prefilled, as far as is known."""
+        self.grows = False
+        """Whether a prefill may have taken KV when the counters were last read."""
         self._without_prefill = 0.0
         """Iterations in a row that prefilled nothing, as far as is known."""
         self._bad_health = 0
@@ -48,6 +54,10 @@ class EngineLife:
         self._brought_s = now_s
         self._decoded += tokens
 
+    def left(self, tokens: int) -> None:
+        """A stream of so many tokens, prompt and output, has ended."""
+        self._left += tokens
+
     def answered(self, now_s: float) -> None:
         """A call was answered, whatever the answer was."""
         self._answered_s = now_s
@@ -57,22 +67,31 @@ class EngineLife:
         self._bad_health = 0 if status == 200 else self._bad_health + 1
         return self._bad_health >= BAD_HEALTH
 
-    def counted(self, now_s: float, iterations: float | None, tokens: float | None) -> None:
-        """The counters of iterations and of their tokens were read; None: there is none."""
+    def counted(
+        self, now_s: float, iterations: float | None, tokens: float | None, kv_tokens: int
+    ) -> None:
+        """The counters of iterations and of their tokens were read, and the KV that is used.
+
+        None: there is no such counter.
+        """
         self._counted_s = now_s
-        if iterations is None or iterations != self._iterations:
+        if iterations is None or (iterations, kv_tokens) != (self._iterations, self._kv_tokens):
             self._moved_s = now_s
         before = tokens if self._tokens is None else self._tokens
         prefilled = 0.0 if tokens is None else tokens - (before or 0.0) - self._decoded
+        taken = kv_tokens - self._kv_tokens + self._left - self._decoded
+        self.grows = taken > PREFILL_TOKENS
         if prefilled > PREFILL_TOKENS:
-            self._without_prefill = 0.0
             self.prefilled += prefilled
+        if self.grows or prefilled > PREFILL_TOKENS:
+            self._without_prefill = 0.0
         elif iterations is not None and self._iterations is not None:
             self._without_prefill += max(iterations - self._iterations, 0.0)
-        self._iterations, self._tokens, self._decoded = iterations, tokens, 0
+        self._iterations, self._tokens, self._kv_tokens = iterations, tokens, kv_tokens
+        self._decoded = self._left = 0
 
     def moves(self, now_s: float) -> bool:
-        """Whether it computes: tokens came, or its counter moved, within half of `silence_s`."""
+        """Whether it computes: tokens came, or its counters moved, within half of `silence_s`."""
         recently_s = now_s - self._silence_s / 2
         counter_moves = self._iterations is not None and self._moved_s > recently_s
         return self._brought_s > recently_s or counter_moves

@@ -62,6 +62,12 @@ class FakeVllm:
     Otherwise they do what vLLM does."""
     iterations = iteration_tokens = 0
     """As `/metrics` counts them: an iteration here has one token, or one prompt."""
+    kv_tokens = 0
+    """Used beside those of its streams."""
+    ranks = 1
+    """Data-parallel ranks."""
+    stall_over = 1 << 30
+    """Longer prompts get no token."""
 
     def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
         self.model, self.key, self.kv = model, key, kv
@@ -215,9 +221,13 @@ class FakeVllm:
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.metrics:
             return web.Response(text="# nothing\n")
-        held = sum(len(each.tokens) for each in self._running.values())
-        usage = held / ((BLOCKS - 1) * BLOCK)
+        held = self.kv_tokens + sum(len(each.tokens) for each in self._running.values())
+        usage = held / self.ranks / ((BLOCKS - 1) * BLOCK)
         caching = str(self.prefix_caching)
+        cache = (
+            f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self.blocks}",'
+            f'enable_prefix_caching="{caching}",odd="a \\" b"}} 1.0\n'
+        )
         return web.Response(
             text=(
                 "# TYPE vllm:num_requests_running gauge\n"
@@ -232,8 +242,7 @@ class FakeVllm:
                 f'vllm:iteration_tokens_total_count{{engine="0"}} {self.iterations}.0\n'
                 f'vllm:iteration_tokens_total_sum{{engine="0"}} {self.iteration_tokens}.0\n'
                 'vllm:iteration_tokens_total_created{engine="0"} 1.7e+09\n'
-                f'vllm:cache_config_info{{block_size="{BLOCK}",num_gpu_blocks="{self.blocks}",'
-                f'enable_prefix_caching="{caching}",odd="a \\" b"}} 1.0\n'
+                f"{cache * self.ranks}"
             )
         )
 
@@ -321,7 +330,7 @@ class FakeVllm:
                 await _send(response, {"error": {"message": "the core died", "code": 500}})
                 finish = "error"
                 return
-            while self.silent or self.frozen or (at == self.stall_after and not running.aborted):
+            while self._stands_still(running, at):
                 await asyncio.sleep(0.02)
             await asyncio.sleep(TOKEN_S)
             if running.aborted or at == self.aborts_at:
@@ -350,6 +359,10 @@ class FakeVllm:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         await _send(response, {"choices": [], "usage": usage})
         await response.write(DONE)
+
+    def _stands_still(self, running: _Running, at: int) -> bool:
+        stalls = at == self.stall_after or len(running.tokens) > self.stall_over + at
+        return self.silent or self.frozen or (stalls and not running.aborted)
 
     def _computed(self, tokens: int) -> None:
         self.iterations += 1
@@ -395,7 +408,7 @@ class FakeVllm:
     async def _next(self, answering: Answering, running: _Running) -> None:
         """Make one token, or end by an abort."""
         at = len(answering.made)
-        while self.silent or self.frozen or (at == self.stall_after and not running.aborted):
+        while self._stands_still(running, at):
             await asyncio.sleep(0.02)
         await asyncio.sleep(TOKEN_S)
         if running.aborted or at == self.aborts_at:

@@ -70,7 +70,7 @@ def test_an_engine_whose_calls_are_answered_hangs_where_its_iterations_stand_sti
         judged = life()
         for now_s in range(1, 31):
             judged.answered(now_s)
-            judged.counted(now_s, 7.0 + now_s * moves, None)
+            judged.counted(now_s, 7.0 + now_s * moves, None, 0)
         why = judged.hung(30.0, streams=True, expected_s=0.0)
         assert ("its iterations stand still for 29 s" in why) is not moves
 
@@ -79,13 +79,13 @@ def test_without_a_counter_of_iterations_silence_is_no_hang_as_long_as_calls_are
     judged = life()
     for now_s in range(1, 200):
         judged.answered(now_s)
-        judged.counted(now_s, None, None)
+        judged.counted(now_s, None, None, 0)
         assert judged.hung(now_s, streams=True, expected_s=0.0) == ""
 
 
 def test_counters_that_were_read_long_ago_say_nothing_of_now():
     judged = life()
-    judged.counted(1.0, 7.0, None)
+    judged.counted(1.0, 7.0, None, 0)
     judged.answered(60.0)
     assert judged.hung(61.0, streams=True, expected_s=0.0) == ""
 
@@ -94,7 +94,7 @@ def test_what_a_prefill_should_take_is_waited_for_some_times_over():
     judged, expected_s = life(), 30.0
     for now_s in range(1, 200):
         judged.answered(now_s)
-        judged.counted(now_s, 7.0, None)
+        judged.counted(now_s, 7.0, None, 0)
         still_s = now_s - 1.0
         hung = bool(judged.hung(now_s, streams=True, expected_s=expected_s))
         assert hung is (still_s >= EXPECTED_SHARE * expected_s)
@@ -116,49 +116,73 @@ def test_health_takes_an_engine_out_by_answers_in_a_row_only():
 
 def test_tokens_beyond_those_of_streams_are_prefill():
     judged = life()
-    judged.counted(0.0, 1e6, 1000.0)  # of before: nothing is known of their prefill
+    judged.counted(0.0, 1e6, 1000.0, 0)  # of before: nothing is known of their prefill
     assert judged.prefills()
     judged.brought(20.0, 50)
-    judged.counted(20.0, 1e6 + WITHOUT_PREFILL, 1050.0 + PREFILL_TOKENS)  # streams lag a little
+    judged.counted(20.0, 1e6 + WITHOUT_PREFILL, 1050.0 + PREFILL_TOKENS, 0)  # streams lag a little
     assert (judged.prefills(), judged.prefilled) == (False, 0.0)
-    judged.counted(21.0, 1e6 + 20, 1050.0 + PREFILL_TOKENS + 512)
+    judged.counted(21.0, 1e6 + 20, 1050.0 + PREFILL_TOKENS + 512, 0)
     assert (judged.prefills(), judged.prefilled) == (True, 512.0)
 
 
 def test_an_engine_prefills_nothing_after_iterations_in_a_row_without_prefill():
     judged = life()
-    judged.counted(0.0, 10.0, 0.0)
-    judged.counted(1.0, 10.0 + WITHOUT_PREFILL - 1, 0.0)
+    judged.counted(0.0, 10.0, 0.0, 0)
+    judged.counted(1.0, 10.0 + WITHOUT_PREFILL - 1, 0.0, 0)
     assert judged.prefills()
-    judged.counted(2.0, 3.0, 0.0)  # it was restarted
+    judged.counted(2.0, 3.0, 0.0, 0)  # it was restarted
     assert judged.prefills()
-    judged.counted(3.0, 4.0, 0.0)
+    judged.counted(3.0, 4.0, 0.0, 0)
     assert not judged.prefills()
     judged.begun(4.0)
     assert judged.prefills()
 
 
-def test_it_moves_while_tokens_or_iterations_come():
+def test_a_prefill_whose_tokens_are_not_counted_yet_takes_kv():
+    judged = life()
+    judged.counted(0.0, 10.0, 0.0, 5000)
+    judged.brought(1.0, 100)
+    judged.counted(1.0, 110.0, 100.0, 5100)
+    assert (judged.grows, judged.prefills()) == (False, False)
+    judged.brought(2.0, 100)
+    judged.counted(2.0, 210.0, 200.0, 5200 + 512)
+    assert (judged.grows, judged.prefills()) == (True, True)
+    judged.brought(3.0, 100)
+    judged.counted(3.0, 310.0, 300.0, 5300 + 512)
+    assert (judged.grows, judged.prefills()) == (False, False)
+    # What a stream that has ended makes free may hide what a prefill takes.
+    judged.left(4000)
+    judged.brought(4.0, 100)
+    judged.counted(4.0, 410.0, 400.0, 3000)
+    assert (judged.grows, judged.prefills()) == (True, True)
+
+
+def test_it_moves_while_tokens_or_iterations_come_or_kv_is_taken():
     judged = life()
     assert not judged.moves(6.0)
     judged.brought(6.0, 1)
     assert judged.moves(10.0)
     assert not judged.moves(12.0)
-    judged.counted(12.0, 1.0, None)
+    judged.counted(12.0, 1.0, None, 0)
     assert judged.moves(13.0)
+    judged.counted(18.0, 1.0, None, 0)
+    assert not judged.moves(18.0)
+    judged.counted(19.0, 1.0, None, 512)
+    assert judged.moves(19.0)
 
 
 # -- engines --------------------------------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
-async def computing(server: FakeVllm, tokens: int) -> AsyncIterator[None]:
-    """Count iterations of so many tokens, as an engine that computes what no stream shows."""
+async def computing(server: FakeVllm, tokens: int, kv_tokens: int = 0) -> AsyncIterator[None]:
+    """Compute what no stream shows: each iteration counts so many tokens and takes so much KV."""
 
     async def compute() -> None:
         while True:
-            server.iterations += 1
+            server.iterations += bool(tokens)
             server.iteration_tokens += tokens
+            server.kv_tokens += kv_tokens
             await asyncio.sleep(0.02)
 
     task = asyncio.create_task(compute())
@@ -205,13 +229,14 @@ def test_an_engine_that_stands_still_while_its_calls_are_answered_has_failed():
     run(main)
 
 
-def test_a_long_prefill_is_neither_moved_nor_a_fault():
+@pytest.mark.parametrize("decoded", [0, 1])
+def test_a_long_prefill_is_neither_moved_nor_a_fault(decoded: int):
     async def main() -> None:
         async with setup(QUICK) as made:
             engine, server, _, other = await two(made)
             step = request("long", ids("long", 20_000), OUTPUT)
             server.stall_after = 0
-            async with computing(server, PREFILL_TOKENS + 4):
+            async with computing(server, decoded, kv_tokens=decoded + 64):
                 engine.start(msgspec.structs.replace(step, payload=Generation()))
                 await asyncio.sleep(5 * QUICK.silence_s)
                 assert (server.running, streamed(server), streamed(other)) == (1, 1, 0)

@@ -22,6 +22,7 @@ from campaigns.faults.answers_requests import (  # noqa: E402
     send,
 )
 from campaigns.faults.answers_scene import in_virtual_time_too  # noqa: E402
+from campaigns.faults.mock_answers import BLOCK, BLOCKS  # noqa: E402
 from campaigns.faults.mock_bodies import (  # noqa: E402
     CHAT,
     COMPLETIONS,
@@ -41,6 +42,7 @@ from campaigns.faults.mock_faults import (  # noqa: E402
     Fault,
 )
 from campaigns.faults.mock_vllm import MockVllm  # noqa: E402
+from heddle_runtime.vllm_http.metrics import read_iterations, read_sample  # noqa: E402
 from tests.runtime import counting_process  # noqa: E402
 from tests.runtime.fake_vllm import FakeVllm  # noqa: E402
 
@@ -308,25 +310,28 @@ def test_derendering_of_chunks_gives_the_text_of_all_tokens_and_one_role(path: s
     run(main())
 
 
-def test_the_counter_of_iterations_moves_while_anything_runs_and_never_else():
-    async def counter(at: Direct) -> int:
+def test_metrics_count_iterations_that_give_a_token_and_kv_of_each_part_of_a_prompt():
+    async def metrics(at: Direct) -> tuple[float, ...]:
         async with at.http.get(at.engine.url + "/metrics") as answer:
-            lines = (await answer.text()).splitlines()
-        (line,) = [x for x in lines if x.startswith("vllm:iteration_tokens_total_count{")]
-        return round(float(line.split()[-1]))
+            text = await answer.text()
+        sample = read_sample(text, (BLOCKS - 1) * BLOCK)
+        iterations, tokens = read_iterations(text)
+        return iterations or 0, tokens or 0, sample.running, sample.waiting, sample.kv_used_tokens
 
     async def main() -> None:
         async with direct(prefill_tokens=100, iteration_s=1.0) as at:
-            assert await counter(at) == 0
-            prompt = [2000] * 1000
-            step = asyncio.create_task(at.whole(GENERATE, token_ids=prompt, max_tokens=3))
+            assert await metrics(at) == (0, 0, 0, 0, 0)
+            steps = [
+                asyncio.create_task(at.whole(GENERATE, token_ids=[2000] * n, max_tokens=3))
+                for n in (1000, 10)
+            ]
             await asyncio.sleep(5.5)
-            assert await counter(at) == 5
+            assert await metrics(at) == (0, 0, 1, 1, 500)
             assert at.engine.generated == 0
-            assert (await step)[0] == 200
-            assert await counter(at) == 12
+            assert [(await step)[0] for step in steps] == [200, 200]
+            assert await metrics(at) == (4, 1016, 0, 0, 0)
             await asyncio.sleep(60.0)
-            assert await counter(at) == 12
+            assert await metrics(at) == (4, 1016, 0, 0, 0)
 
     run(main())
 

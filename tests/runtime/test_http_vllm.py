@@ -20,6 +20,7 @@ from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import StepRequest
 from heddle_runtime.generation import Generation, GenerationEnd, Rendered
 from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.metrics import read_iterations, read_sample
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 from tests.rollout.contract import ATTEMPTS, Bench, EngineContract, grown, ids, request
@@ -104,6 +105,26 @@ def test_a_move_by_prefill_makes_no_difference(bench, url):
         assert await rest(bench, other, "prefilled", context) == expected
 
     bench.run(main())
+
+
+def test_a_prefill_takes_kv_with_each_chunk_and_is_counted_with_its_first_token(url):
+    async def counters(session: aiohttp.ClientSession) -> tuple[Any, int]:
+        async with session.get(url + "/metrics") as answer:
+            text = await answer.text()
+        return read_iterations(text), read_sample(text, 100_000).kv_used_tokens
+
+    async def main() -> None:
+        async with aiohttp.ClientSession() as session:
+            (iterations, tokens), _ = before, _ = await counters(session)
+            step = asyncio.create_task(direct(url, ids("chunks", 8000), 1))
+            seen = set()
+            while not step.done():
+                seen.add(await counters(session))
+            await step
+            assert len({taken for counted, taken in seen if counted == before}) > 2
+            assert {counted for counted, _ in seen} <= {before, (iterations + 1, tokens + 8001)}
+
+    asyncio.run(main())
 
 
 CLIENT = {"temperature": 0.0, "ignore_eos": True, "logprobs": 2}
