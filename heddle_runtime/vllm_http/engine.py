@@ -347,9 +347,13 @@ class HttpEngine(TokenEngine):
         fresh = [
             e for e in self._elsewhere(step) if e._endpoint.url not in step.attempts.moved_from
         ]
-        if not self._life.moves(now_s) or not fresh:
+        if not fresh:
             return False
         waits = self._sample.waiting > 0
+        if step.overtaken and not (step.brought_s or waits or self._life.grows):
+            return True
+        if not self._life.moves(now_s):
+            return False
         if step.brought_s:
             return not waits or self._sample.preemptions == step.preemptions
         if self._life.counts_tokens:
@@ -553,9 +557,16 @@ class HttpEngine(TokenEngine):
             raise ProtocolError(f"{step.trajectory} was aborted by another before its first token")
 
     def _brought(self, step: HttpStep, tokens: int) -> None:
-        if tokens:
-            step.brought_s, step.preemptions = self._loop.time(), self._sample.preemptions
-            self._life.brought(step.brought_s, tokens)
+        if not tokens:
+            return
+        in_order = self._facts is not None and self._facts.ranks == 1 and not self._sample.waiting
+        if in_order and not step.brought_s:
+            # Running requests are prefilled in order. Tokenizing, before that, is not in order.
+            before_s = step.posted_s - self._settings.silence_s / 2
+            for other in self._here:
+                other.overtaken |= not other.brought_s and other.posted_s <= before_s
+        step.brought_s, step.preemptions = self._loop.time(), self._sample.preemptions
+        self._life.brought(step.brought_s, tokens)
 
     def _count_fault(self) -> None:
         """A step failed at its endpoint: after some in a row it gets none until one succeeds."""

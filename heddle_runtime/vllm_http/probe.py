@@ -57,6 +57,8 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """None where its configuration cannot be read."""
     tp: int | None = None
     """Its TP degree; None where its configuration cannot be read."""
+    ranks: int = 1
+    """Data-parallel ranks."""
     parses: bool = False
     """Whether it has a parser of tool calls or reasoning."""
     answers: dict[str, dict[str, Any]] = {}
@@ -153,6 +155,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         max_running=_size(max_running),
         kv_lease_s=float(lease_s) if isinstance(lease_s, int | float) else None,
         tp=_size(tp),
+        ranks=len(ranks),
         parses=await _parses(endpoint, limit_s),
         answers=answers,
     )

@@ -70,6 +70,8 @@ class HttpStep:
         """When the call began, and when it last brought a token; of the event loop's clock."""
         self.prefilled_by = 0.0
         """Tokens that its engine has prefilled in all when its own prompt is."""
+        self.overtaken = False
+        """Whether a step that was posted later had its first token sooner, and out of order."""
         self.preemptions = 0
         """Of its engine, when it last brought a token."""
         self.void = False
@@ -115,7 +117,7 @@ class HttpStep:
     def posted(self, id_: str, now_s: float) -> None:
         """A call of an endpoint begins, under an id of its own."""
         self.id, self.cut = id_, ""
-        self.posted_s, self.brought_s = now_s, 0.0
+        self.posted_s, self.brought_s, self.overtaken = now_s, 0.0, False
         self.finish, self.uncounted = None, 0
         if self.relay is not None:
             self.relay.on_begin()

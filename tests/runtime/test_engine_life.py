@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
+from campaigns.faults.answers_scene import in_virtual_time_too
 from heddle_runtime.generation import Generation
 from heddle_runtime.vllm_http.engine import MOST_MOVES, HttpEngine
 from heddle_runtime.vllm_http.life import (
@@ -246,7 +247,7 @@ def test_a_long_prefill_is_neither_moved_nor_a_fault(decoded: int):
             assert (streamed(server), streamed(other)) == (1, 0)
             assert made.recorder.reports == []
 
-    run(main)
+    in_virtual_time_too(main())
 
 
 def test_a_step_that_stops_while_its_engine_computes_is_moved_once_with_its_tokens():
@@ -305,6 +306,37 @@ def test_a_step_that_stops_at_one_engine_after_the_other_is_moved_twice():
             assert made.recorder.reports == []
 
     run(main)
+
+
+@pytest.mark.parametrize("why_not", ["", "too soon", "two ranks", "it takes KV"])
+def test_a_step_that_a_later_one_overtakes_is_moved(why_not: str):
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            for _ in range(2):
+                server = await made.serve()
+                server.ranks = 1 + (why_not == "two ranks")
+                await made.launcher.add(server.url)
+            engine, _ = [await made.begin() for _ in made.servers]
+            assert engine.facts is not None
+            server, other = sorted(made.servers, key=lambda each: each.url != engine.facts.url)
+            server.stall_over = PROMPT
+            payload = Generation()
+            step = request("late", ids("late", 20_000), OUTPUT)
+            # It computes all the time, and no iteration ends.
+            async with computing(server, 0, kv_tokens=64 if why_not == "it takes KV" else 1):
+                engine.start(msgspec.structs.replace(step, payload=payload))
+                await asyncio.sleep(QUICK.silence_s * (0.4 if why_not == "too soon" else 0.6))
+                engine.start(request("later", ids("later", PROMPT), WITHOUT_PREFILL // 2))
+                await made.recorder.end_of("later")
+                await asyncio.sleep(2 * QUICK.silence_s)
+                server.stall_over = 1 << 30
+                end = await made.recorder.end_of("late")
+            assert list(end.output_ids) == alone(list(step.prompt_ids))
+            assert payload.attempts.moved_from == ([] if why_not else [server.url])
+            assert streamed(other) == (not why_not)
+            assert made.recorder.reports == []
+
+    in_virtual_time_too(main())
 
 
 def test_a_step_is_not_moved_where_there_is_no_other_engine():
