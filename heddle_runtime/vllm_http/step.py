@@ -131,6 +131,7 @@ class HttpStep:
                 streams=self.relay.streams,
                 counts_tokens=self.relay.counts_tokens,
                 counts_each=counts_each,
+                interval=self._stream_interval,
             )
         request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features

@@ -112,6 +112,16 @@ def test_what_is_counted_is_sent_as_a_stream_with_ids_and_usage(
     assert msgspec.json.encode(body) == before
 
 
+@pytest.mark.parametrize(
+    ("body", "streams", "interval"),
+    [({}, False, 8), ({"stream_interval": 3}, False, 3), ({}, True, None)],
+)
+def test_events_of_a_client_that_does_not_stream_have_several_tokens(body, streams, interval):
+    asked = Asked("whole", streams=streams, body=body)
+    sent = HttpStep(asked.step, "id", HttpSettings(stream_interval=8)).body()
+    assert sent.get("stream_interval") == interval
+
+
 # -- what is checked ------------------------------------------------------------------------------
 
 
