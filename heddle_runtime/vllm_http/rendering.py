@@ -4,6 +4,7 @@ import time
 import uuid
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from heddle_runtime.generation import (
@@ -112,6 +113,13 @@ class HttpRenderer:
         """
         prompt_ids = rendered.prompt_ids.tolist()
         shown = text_ids(body, output_ids, end)
+        stop = end.stop_reason if isinstance(end.stop_reason, str) else ""
+        keeps_stop = bool(body.get("include_stop_str_in_output"))
+        until = None
+        if stop and shown and endpoint == CHAT:
+            with suppress(RenderError):
+                until = await self._until_stop(body, shown, stop, keeps_stop=keeps_stop)
+        shown = shown if until is None else until
         if not shown:  # which vLLM refuses
             return _empty(endpoint, body, rendered, end)
         response = {
@@ -147,9 +155,44 @@ class HttpRenderer:
         if body.get("return_token_ids"):
             choice["token_ids"] = list(output_ids)
             (made if endpoint == CHAT else choice)["prompt_token_ids"] = prompt_ids
-        if isinstance(end.stop_reason, str) and not body.get("include_stop_str_in_output"):
-            _cut_text(choice, end.stop_reason)
+        if stop and until is None and not keeps_stop:
+            _cut_text(choice, stop)
         return dict(made)
+
+    async def _until_stop(
+        self, body: dict[str, Any], ids: list[int], stop: str, *, keeps_stop: bool
+    ) -> list[int] | None:
+        """Tokens of the text that a stop string ends, as vLLM's parsers read no more.
+
+        None: it could not be found, or the tokenizer cannot make them.
+        """
+        model = {"model": body["model"]} if "model" in body else {}
+
+        async def text_of(tokens: list[int]) -> str:
+            if not tokens:
+                return ""
+            found = await self._call("/detokenize", {**model, "tokens": tokens})
+            text = found.get("prompt") if isinstance(found, dict) else None
+            return text if isinstance(text, str) else _broken("/detokenize returned no text")
+
+        text, kept = await text_of(ids), ids[:-1]
+        before = await text_of(kept)
+        # It ends in the last token; half a character is no text yet.
+        at = text.find(stop, max(0, len(before.rstrip("\ufffd")) - len(stop) + 1))
+        end = at + len(stop) * keeps_stop
+        if at < 0:
+            return None
+        if end == len(text):
+            return ids
+        while not text[:end].startswith(before):
+            kept = kept[:-1]
+            before = await text_of(kept)
+        if rest := text[len(before) : end]:
+            call = {**model, "prompt": rest, "add_special_tokens": False}
+            found = await self._call("/tokenize", call)
+            more = _ids(found.get("tokens")) if isinstance(found, dict) else None
+            kept = kept + (more or array("I")).tolist()
+        return kept if await text_of(kept) == text[:end] else None
 
     async def derender_more(
         self,

@@ -1,6 +1,7 @@
 """Rendering by calls: what is refused, what is completed, and what a broken renderer does."""
 
 import asyncio
+import json
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +14,10 @@ pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'he
 
 import aiohttp
 
-from heddle_runtime.generation import GenerationEnd, RenderError
+from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.endpoint import Answer, Endpoint
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 from heddle_runtime.vllm_http.rendering import HttpRenderer
@@ -96,6 +97,66 @@ def test_a_response_has_no_stop_string_and_the_ids_that_were_asked_for(endpoint)
             assert "STOP" in str(response)
 
     asyncio.run(main())
+
+
+class Derenders:
+    """An endpoint with a tokenizer; its answers have the text of their tokens twice."""
+
+    def __init__(self, *pieces: bytes, leading: str = "") -> None:
+        """`leading` comes before each text that it tokenizes, as SentencePiece's space does."""
+        self.pieces, self.leading = pieces, leading
+
+    def text(self, ids: list[int]) -> str:
+        pieces = (self.pieces[n] if n < 1000 else chr(n - 1000).encode() for n in ids)
+        return b"".join(pieces).decode(errors="replace")
+
+    async def call(self, path: str, body: Any, *, limit_s: float) -> Answer:
+        if path == "/detokenize":
+            made: dict[str, Any] = {"prompt": self.text(body["tokens"])}
+        elif path == "/tokenize":
+            assert not body["add_special_tokens"]
+            made = {"tokens": [1000 + ord(c) for c in self.leading + body["prompt"]]}
+        else:
+            (choice,) = body["generate_response"]["choices"]
+            text = self.text(choice["token_ids"])
+            made = {"choices": [{"message": {"content": text, "reasoning": text}}]}
+        return Answer(200, json.dumps(made).encode(), {})
+
+
+CALL = (b"<call>", b"get", b"_wea", b"ther!x")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "keeps", "text"),
+    [
+        (CALL, "ther", False, "<call>get_wea"),
+        (CALL, "weather", False, "<call>get_"),
+        (CALL, "weather", True, "<call>get_weather"),
+        (CALL, "!x", True, "<call>get_weather!x"),
+        ((b"a", b"b", b"aa"), "a", False, "ab"),
+        ((b"a", b"\xe6\x97", b"\xa5b"), "a\u65e5", True, "a\u65e5"),
+        ((b"a", b"\xe6\x97", b"\xa5b"), "\u65e5", False, "a"),
+    ],
+)
+def test_parsers_read_the_text_until_the_stop_string(pieces, stop, keeps, text):
+    message = message_of(Derenders(*pieces), stop, keeps=keeps)
+    assert (message["content"], message["reasoning"]) == (text, text)
+
+
+def test_where_the_rest_of_a_token_cannot_be_tokenized_the_content_is_cut():
+    assert message_of(Derenders(*CALL, leading=" "), "weather")["content"] == "<call>get_"
+
+
+def message_of(endpoint: Derenders, stop: str, *, keeps: bool = False) -> dict[str, Any]:
+    """The message that is made of all pieces where a stop string ends them."""
+    made = HttpRenderer(endpoint)  # type: ignore[arg-type]
+    body = {"include_stop_str_in_output": keeps}
+    end = GenerationEnd(finish_reason="stop", stop_reason=stop)
+    ids = list(range(len(endpoint.pieces)))
+    rendered = Rendered(prompt_ids=array("I", [1]))
+    response = asyncio.run(made.derender(CHAT, body, rendered, ids, end))
+    message: dict[str, Any] = response["choices"][0]["message"]
+    return message
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])

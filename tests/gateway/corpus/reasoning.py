@@ -73,4 +73,6 @@ def reasoning(seed: int, parser: str, *, token_ids: Mapping[str, int]) -> Reques
     told = [*HISTORY, {"role": "assistant", "content": "Cold.", "reasoning": "12 and 9"}]
     made.ways("after reasoning", messages=[*told, {"role": "user", "content": "and now?"}])
     made.text("in a completion", prompt="a <think>b</think> c")
+    made.ways("and stop inside", stop="unused", min_tokens=6)
+    made.ways("and stop inside, kept", stop="unused", min_tokens=6, include_stop_str_in_output=True)
     return made

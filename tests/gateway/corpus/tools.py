@@ -217,6 +217,8 @@ def calls(seed: int, parser: str, *, token_ids: Mapping[str, int]) -> Requests:
     made.ways("call and no tools", **forced(one))
     made.ways("call and tool_choice none", **forced(one, **auto | {"tool_choice": "none"}))
     made.chat("call, special tokens skipped", skip_special_tokens=True, **forced(one, **auto))
+    kept = {"stop": "weather", "include_stop_str_in_output": True}
+    made.ways("call and stop inside, kept", **kept, **forced(one, **auto))
     return made
 
 
