@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import not_there
-from heddle_gateway.front import FRONT, MOST_OPEN, Front, Handler, answering, error_response
+from heddle_gateway.front import MOST_OPEN, Answering, Front, Handler, answering, error_response
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 BACKLOG: Final = 65_535
@@ -23,7 +23,6 @@ SPARE_FILES: Final = 1_024
 """Files and sockets beside those of clients."""
 _SESSION: Final = "/sessions/{session:[\\s\\S]+}"
 
-_OPEN: Final = (("GET", "/health", control.health),)
 _CLIENTS: Final = (
     ("POST", "/finish_session", control.finish_session),
     ("POST", "/programs/release", control.release_program),
@@ -100,7 +99,6 @@ def raise_file_limit(max_open: int) -> None:
 def application(front: Front) -> web.Application:
     """Return the application of a gateway."""
     app = web.Application(client_max_size=front.settings.body_bytes, middlewares=[_unknown_paths])
-    app[FRONT] = front
     app[_REQUESTED] = set()
     app.on_response_prepare.append(_sign)
 
@@ -108,11 +106,10 @@ def application(front: Front) -> web.Application:
         handler = answering(front, path, handle, admin=admin, open_=open_)
         app.router.add_route(method, path, handler)
 
-    for method, path, handle in _OPEN:
-        add(method, path, handle, admin=False, open_=True)
-    for method, path, make in MODEL_ENDPOINTS:
-        add(method, path, make(), admin=False)
-        add(method, _SESSION + path, make(), admin=False)
+    add("GET", "/health", control.health, admin=False, open_=True)
+    for method, path, handle in MODEL_ENDPOINTS:
+        add(method, path, handle, admin=False)
+        add(method, _SESSION + path, handle, admin=False)
     for path in PASSED_ON:
         add("POST", path, passed_on(path), admin=False)
     for method, path, handle in _CLIENTS:
@@ -129,7 +126,7 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
 
 
 @web.middleware
-async def _unknown_paths(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _unknown_paths(request: web.Request, handler: Answering) -> web.StreamResponse:
     """Answer paths and methods that are not there as vLLM does, a slash at the end among them."""
     request.app[_REQUESTED].add(request.protocol)
     missing = request.match_info.http_exception

@@ -11,7 +11,7 @@ from heddle_core.ids import RolloutId
 from heddle_gateway.endpoints import path_session
 from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
-from heddle_gateway.front import FRONT, Front, json_response
+from heddle_gateway.front import Front, json_response
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.identity import readable
 from heddle_gateway.openai_api import text_field
@@ -24,23 +24,21 @@ DRAIN_LIMIT_S: Final = 600.0
 # -- sessions ------------------------------------------------------------------------------------
 
 
-async def finish_session(request: web.Request) -> web.StreamResponse:
+async def finish_session(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /finish_session?session_id=``: any number of times, for any id."""
-    front = request.app[FRONT]
     session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
     if not session:
         raise ApiError(400, "give session_id", param="session_id")
     return _finish(front, session)
 
 
-async def finish_path_session(request: web.Request) -> web.StreamResponse:
+async def finish_path_session(front: Front, request: web.Request) -> web.StreamResponse:
     """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
-    return _finish(request.app[FRONT], path_session(request))
+    return _finish(front, path_session(request))
 
 
-async def release_program(request: web.Request) -> web.StreamResponse:
+async def release_program(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /programs/release``."""
-    front = request.app[FRONT]
     program = text_field(await front.body(request), "program_id")
     if not program:
         raise ApiError(400, "give program_id", param="program_id")
@@ -55,9 +53,8 @@ def _finish(front: Front, session: str) -> web.Response:
 # -- rollouts ------------------------------------------------------------------------------------
 
 
-async def open_rollout(request: web.Request) -> web.StreamResponse:
+async def open_rollout(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /rollouts {id, trajectories, weights_version}``."""
-    front = request.app[FRONT]
     body = await front.body(request)
     name = readable(text_field(body, "id"))
     if not name:
@@ -73,10 +70,10 @@ async def open_rollout(request: web.Request) -> web.StreamResponse:
     return json_response({"status": "ok", "id": name})
 
 
-async def close_rollout(request: web.Request) -> web.StreamResponse:
+async def close_rollout(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /rollouts/{id}/end``."""
     try:
-        request.app[FRONT].gateway.close_rollout(RolloutId(readable(request.match_info["id"])))
+        front.gateway.close_rollout(RolloutId(readable(request.match_info["id"])))
     except RolloutError as error:
         raise ApiError(409, str(error), param="id") from None
     return json_response({"status": "ok"})
@@ -85,9 +82,8 @@ async def close_rollout(request: web.Request) -> web.StreamResponse:
 # -- engines -------------------------------------------------------------------------------------
 
 
-async def add_engine(request: web.Request) -> web.StreamResponse:
+async def add_engine(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /workers {url, tp, max_running}`` and ``POST /add_worker?url=``."""
-    front = request.app[FRONT]
     body = await front.body(request)
     url = request.query.get("url") or text_field(body, "url")
     if not url:
@@ -102,9 +98,8 @@ async def add_engine(request: web.Request) -> web.StreamResponse:
     return json_response({"status": "ok", **await urls.add(url, body)})
 
 
-async def list_engines(request: web.Request) -> web.StreamResponse:
+async def list_engines(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /workers`` and ``GET /list_workers``."""
-    front = request.app[FRONT]
     found: Sequence[Mapping[str, Any]]
     if front.settings.lists_itself:
         url = str(request.url.origin())
@@ -119,12 +114,11 @@ async def list_engines(request: web.Request) -> web.StreamResponse:
     return json_response({"workers": found, "urls": [each["url"] for each in found]})
 
 
-async def remove_engine(request: web.Request) -> web.StreamResponse:
+async def remove_engine(front: Front, request: web.Request) -> web.StreamResponse:
     """``DELETE /workers/{id or URL}?drain=`` and ``POST /remove_worker?url=``.
 
     It answers at once; a draining engine is listed until it has left.
     """
-    front = request.app[FRONT]
     engine = request.query.get("url") or request.match_info.get("id", "")
     drain = {"": False, "false": False, "0": False, "true": True, "1": True}.get(
         request.query.get("drain", "").lower()
@@ -143,9 +137,8 @@ async def remove_engine(request: web.Request) -> web.StreamResponse:
 # -- control -------------------------------------------------------------------------------------
 
 
-async def abort_requests(request: web.Request) -> web.StreamResponse:
+async def abort_requests(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /abort_requests`` and ``/abort_request``: some by id, or all."""
-    front = request.app[FRONT]
     body = await front.body(request)
     ids = body.get("request_ids")
     if ids is None and body.get("rid"):
@@ -161,13 +154,12 @@ async def abort_requests(request: web.Request) -> web.StreamResponse:
     return json_response({"status": "ok", "aborted": len(found)})
 
 
-async def pause(request: web.Request) -> web.StreamResponse:
+async def pause(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /pause?mode=``: ``abort`` ends running steps, ``wait`` answers when none runs.
 
     ``keep`` leaves them as they are. Engines that can pause themselves do so last, with the same
     query: then ``keep`` stops running steps until the end of the pause.
     """
-    front = request.app[FRONT]
     gateway = front.gateway
     mode = request.query.get("mode", "wait")
     if mode not in ("abort", "wait", "keep"):
@@ -182,18 +174,17 @@ async def pause(request: web.Request) -> web.StreamResponse:
     return json_response({"status": "paused", "mode": mode, "drained": drained, "engines": paused})
 
 
-async def resume(request: web.Request) -> web.StreamResponse:
+async def resume(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /resume {weights_version}``."""
-    front = request.app[FRONT]
     version = _count(await front.body(request), "weights_version")
     await engines_resumed(front)
     front.gateway.resume(version)
     return json_response({"status": "resumed"})
 
 
-async def begin_weight_sync(request: web.Request) -> web.StreamResponse:
+async def begin_weight_sync(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /weight_sync/begin``: a pause that ends by itself if nobody ends it."""
-    gateway = request.app[FRONT].gateway
+    gateway = front.gateway
     gateway.pause()
     asyncio.get_running_loop().call_later(WEIGHT_SYNC_S, _end_weight_sync, gateway, gateway.pauses)
     return json_response({"status": "paused", "drained": await gateway.drained(DRAIN_LIMIT_S)})
@@ -205,9 +196,8 @@ def _end_weight_sync(gateway: Gateway, pause: int) -> None:
         gateway.resume()
 
 
-async def end_weight_sync(request: web.Request) -> web.StreamResponse:
+async def end_weight_sync(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /weight_sync/end {weights_version}``."""
-    front = request.app[FRONT]
     version = _count(await front.body(request), "weights_version")
     front.gateway.resume(front.gateway.weights_version + 1 if version is None else version)
     return json_response({"status": "resumed", "weights_version": front.gateway.weights_version})
@@ -216,9 +206,8 @@ async def end_weight_sync(request: web.Request) -> web.StreamResponse:
 # -- what there is -------------------------------------------------------------------------------
 
 
-async def health(request: web.Request) -> web.StreamResponse:
+async def health(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /health``: 200 while an engine takes work."""
-    front = request.app[FRONT]
     ready = front.gateway.ready
     return json_response(
         {"status": "ok" if ready else "no engine is ready"},
@@ -226,18 +215,17 @@ async def health(request: web.Request) -> web.StreamResponse:
     )
 
 
-async def metrics(request: web.Request) -> web.StreamResponse:
+async def metrics(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /metrics``."""
-    front = request.app[FRONT]
     return web.Response(
         text=front.metrics.text(front.gateway),
         headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
     )
 
 
-async def load(request: web.Request) -> web.StreamResponse:
+async def load(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /load``: steps under way, with ``include_inflight=true`` by queue as vLLM has them."""
-    steps = list(request.app[FRONT].gateway.sessions.under_way)
+    steps = list(front.gateway.sessions.under_way)
     answer: dict[str, Any] = {"server_load": len(steps)}
     if request.query.get("include_inflight") == "true":
         waiting = sum(step.dispatches == 0 for step in steps)
@@ -247,9 +235,9 @@ async def load(request: web.Request) -> web.StreamResponse:
     return json_response(answer)
 
 
-async def state(request: web.Request) -> web.StreamResponse:
+async def state(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /heddle/state``: engines, and the steps under way."""
-    gateway = request.app[FRONT].gateway
+    gateway = front.gateway
     steps = [
         {
             "trajectory": step.trajectory,

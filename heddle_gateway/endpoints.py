@@ -3,7 +3,7 @@
 import asyncio
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,7 @@ from aiohttp import web
 from heddle_gateway.answers import Reply, joined_logprobs, tool_of, whole_answer, whole_finish
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_engine, of_renderer
-from heddle_gateway.front import FRONT, Front, Handler, json_response
+from heddle_gateway.front import Front, Handler, json_response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
     CHAT,
@@ -199,8 +199,7 @@ class _Exchange:
 def model_endpoint(endpoint: str) -> Handler:
     """Return the handler of an endpoint that generates."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        front = request.app[FRONT]
+    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
         raw = await front.raw_body(request)
         try:
             body = parse_body(raw) if raw else {}
@@ -300,20 +299,19 @@ def _deadline_s(request: web.Request) -> float | None:
 def passed_on(path: str) -> Handler:
     """Return the handler of an endpoint that an engine answers."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        front = request.app[FRONT]
+    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
         body = await front.body(request)
         front.check_model(body)
-        if front.engine_calls is None:
+        if front.renderer is None:
             raise ApiError(501, f"no engine here answers {path}", kind="not_implemented_error")
-        return json_response(await front.engine_calls.call(path, body))
+        return json_response(await front.renderer.call(path, body))
 
     return handle
 
 
-async def list_models(request: web.Request) -> web.StreamResponse:
+async def list_models(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /v1/models``."""
-    model = request.app[FRONT].model
+    model = front.model
     return json_response(models_response(model.names, model.context_tokens))
 
 
@@ -341,10 +339,8 @@ def _renderer(front: Front) -> Renderer:
     return front.renderer
 
 
-MODEL_ENDPOINTS: tuple[tuple[str, str, Callable[[], Handler]], ...] = (
-    ("POST", CHAT, lambda: model_endpoint(CHAT)),
-    ("POST", COMPLETIONS, lambda: model_endpoint(COMPLETIONS)),
-    ("POST", GENERATE, lambda: model_endpoint(GENERATE)),
-    ("GET", "/v1/models", lambda: list_models),
+MODEL_ENDPOINTS: tuple[tuple[str, str, Handler], ...] = (
+    *(("POST", path, model_endpoint(path)) for path in (CHAT, COMPLETIONS, GENERATE)),
+    ("GET", "/v1/models", list_models),
 )
 """Method, path and handler; each is under ``/sessions/{session}`` too."""

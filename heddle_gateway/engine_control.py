@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from heddle_gateway.errors import ApiError
-from heddle_gateway.front import FRONT, EngineControl, Front, Handler, json_response
+from heddle_gateway.front import EngineControl, Front, Handler, json_response
 
 NEW_WEIGHTS: Final = ("/update_weights", "/finish_weight_update", "/collective_rpc")
 """After them engines may have other weights."""
@@ -37,8 +37,7 @@ def control_of(front: Front) -> EngineControl:
 def passed_to_all(path: str) -> Handler:
     """Return the handler of a path that every engine gets with the same body and query."""
 
-    async def handle(request: web.Request) -> web.StreamResponse:
-        front = request.app[FRONT]
+    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
         control, body = control_of(front), await front.body(request)
         if path == "/sleep":
             front.gateway.pause()
@@ -54,15 +53,14 @@ def passed_to_all(path: str) -> Handler:
     return handle
 
 
-async def world_size(request: web.Request) -> web.StreamResponse:
+async def world_size(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /get_world_size``: that of all engines together."""
-    answers = await control_of(request.app[FRONT]).call_all("/get_world_size")
+    answers = await control_of(front).call_all("/get_world_size")
     return json_response({"world_size": sum(_sizes(answers))})
 
 
-async def init_weight_transfer(request: web.Request) -> web.StreamResponse:
+async def init_weight_transfer(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /init_weight_transfer_engine``: each engine gets the ranks after those before it."""
-    front = request.app[FRONT]
     control, body = control_of(front), await front.body(request)
     info = body.get("init_info")
     offset = info.get("rank_offset") if isinstance(info, dict) else None

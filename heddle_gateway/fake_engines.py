@@ -167,7 +167,7 @@ def _word(word: str) -> int:
 
 
 class WordRenderer:
-    """Renders text as words; implements `Renderer` and `EngineCalls`."""
+    """Renders text as words; implements `Renderer`."""
 
     def __init__(
         self, model: str, replies: Replies | None = None, context_tokens: int = CONTEXT_TOKENS

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -16,11 +16,13 @@ from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import parse_body
-from heddle_gateway.rendering import EngineCalls, Renderer
+from heddle_gateway.rendering import Renderer
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.probe import EndpointFacts
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamResponse]]
+"""Answers a request to a path."""
+Answering: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MOST_OPEN: Final = 65_536
 _LOG: Final = logging.getLogger(__name__)
 
@@ -119,7 +121,6 @@ class Front:
     settings: FrontSettings = field(default_factory=FrontSettings)
     renderer: Renderer | None = None
     """None: token ids only."""
-    engine_calls: EngineCalls | None = None
     engine_facts: Callable[[], EndpointFacts | None] = lambda: None
     """What engines that answer requests themselves are; None where they only make tokens."""
     engine_urls: EngineUrls | None = None
@@ -230,9 +231,6 @@ def _is_local(request: web.Request) -> bool:
         return False
 
 
-FRONT: Final = web.AppKey("front", Front)
-
-
 def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
@@ -251,7 +249,7 @@ def error_response(error: ApiError) -> web.Response:
     return json_response(error.body, status=error.status, headers=headers)
 
 
-def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Handler:
+def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Answering:
     """Return a handler that checks the key, counts, and answers errors in OpenAI's envelope.
 
     `open_`: whether nobody needs a key.
@@ -270,7 +268,7 @@ def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: b
                     kind="rate_limit_error",
                     retry_after_s=1,
                 )
-            response = await handle(request)
+            response = await handle(front, request)
             status = response.status
             return response
         except ApiError as error:

@@ -76,14 +76,9 @@ def _labelled(counts: Mapping[tuple[str, int], int]) -> Iterator[tuple[str, floa
 
 
 def _counter(name: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    return [
-        f"# TYPE heddle_{name}_total counter",
-        *(f"heddle_{name}_total{labels} {value}" for labels, value in values),
-    ]
+    return _gauge(f"{name}_total", values, "counter")
 
 
-def _gauge(name: str, values: Iterable[tuple[str, float]]) -> list[str]:
-    return [
-        f"# TYPE heddle_{name} gauge",
-        *(f"heddle_{name}{labels} {value}" for labels, value in values),
-    ]
+def _gauge(name: str, values: Iterable[tuple[str, float]], kind: str = "gauge") -> list[str]:
+    lines = (f"heddle_{name}{labels} {value}" for labels, value in values)
+    return [f"# TYPE heddle_{name} {kind}", *lines]

@@ -73,12 +73,8 @@ class Renderer(Protocol):
         """
         ...
 
-
-class EngineCalls(Protocol):
-    """Calls that are only passed on to an engine: ``/tokenize``, ``/detokenize``, ``*/render``."""
-
     async def call(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the engine's JSON answer.
+        """Return the JSON answer to ``/tokenize``, ``/detokenize`` or ``*/render``.
 
         Raises:
             RenderError: the engine refused it.
@@ -87,8 +83,7 @@ class EngineCalls(Protocol):
 
 
 class RenderingEngines:
-    """Renders at registered engines that work, in rotation; implements `Renderer` and
-    `EngineCalls`.
+    """Renders at registered engines that work, in rotation; implements `Renderer`.
 
     What fails at one is asked of another before a client hears of it.
     """

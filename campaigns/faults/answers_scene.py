@@ -141,7 +141,7 @@ async def scene(engines: Sequence[MockVllm], *, policy: str, relays: bool) -> As
         max_running=setup.context.max_running,
     )
     rendering = RenderingEngines(launcher)
-    front.renderer = front.engine_calls = rendering
+    front.renderer = rendering
     if relays:
         front.engine_facts = rendering.facts
     serving = asyncio.create_task(bench.gateway.run())

@@ -302,7 +302,7 @@ class _Served:
                 model, replies = self._model, self._config.fake_replies
                 model.names = model.names or (Path(self._setup.config.cluster.model).stem,)
                 renderer = WordRenderer(model.names[0], replies, model.context_tokens)
-                front.renderer = front.engine_calls = renderer
+                front.renderer = renderer
                 cluster = self._setup.config.cluster
                 front.control = FakeControl(cluster.engine_count, cluster.tp)
             case "vllm":
@@ -322,7 +322,7 @@ class _Served:
         )
         rest.push_async_callback(process.close)
         try:
-            front.renderer = front.engine_calls = await process.start()
+            front.renderer = await process.start()
         except RenderProcessError as error:
             raise GatewayFailedError(str(error)) from None
 
@@ -341,7 +341,7 @@ class _Served:
         rest.callback(engines.close)
         rendering = RenderingEngines(launcher, wait_s=self._setup.config.serve.engine_wait_s)
         front.engine_urls = front.control = engines
-        front.renderer = front.engine_calls = rendering
+        front.renderer = rendering
         front.engine_facts = rendering.facts
         tps = config.engine_tps or (None,) * len(config.engine_urls)
         for url, tp in zip(config.engine_urls, tps, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_rollout.engines import KvHandle, KvPlaced
 from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
-from heddle_runtime.vllm_http.probe import GENERATE, EndpointFacts
+from heddle_runtime.vllm_http.probe import GENERATE, EndpointFacts, one_token
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
@@ -93,13 +93,7 @@ class KvMoves:
         limit_s: float,
     ) -> GenerateChunk | None:
         """Make one token, with KV pulled or kept as `transfer` says; None if it was not made."""
-        sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-        body: dict[str, Any] = {"token_ids": list(context_ids), "sampling_params": sampling}
-        if salt:
-            body["cache_salt"] = salt
-        if transfer is not None:
-            # The field of the request itself is read by newer releases only.
-            sampling["extra_args"] = {"kv_transfer_params": transfer}
+        body = one_token(context_ids, transfer) | ({"cache_salt": salt} if salt else {})
         self.count += 1
         try:
             answer = await self._endpoint.call(GENERATE, body, limit_s=limit_s)

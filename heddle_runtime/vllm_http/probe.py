@@ -1,5 +1,6 @@
 """What an endpoint is, found by calls, before any step runs there."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -180,12 +181,19 @@ async def _parses(endpoint: Endpoint, limit_s: float) -> bool:
     return answer.status == 400
 
 
+def one_token(ids: Sequence[int], transfer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the request of one token after these, with KV pulled or kept as `transfer` says."""
+    sampling: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+    if transfer is not None:
+        # The field of the request itself is read by newer releases only.
+        sampling["extra_args"] = {"kv_transfer_params": transfer}
+    return {"token_ids": list(ids), "sampling_params": sampling}
+
+
 async def makes_a_token(endpoint: Endpoint, *, limit_s: float) -> bool:
     """Whether an endpoint generates."""
-    sampling = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
-    body = {"token_ids": [1], "sampling_params": sampling}
     try:
-        answer = await endpoint.call(GENERATE, body, limit_s=limit_s)
+        answer = await endpoint.call(GENERATE, one_token([1]), limit_s=limit_s)
         made = read_chunk(answer.data) if answer.status == 200 else None
     except (UnreachableError, ProtocolError):
         return False
@@ -242,19 +250,8 @@ async def _generate_once(
 ) -> tuple[bool, bool]:
     """Make one token; return whether KV can be exported, and whether prefix hits are reported."""
     url = endpoint.url
-    answer = await endpoint.call(
-        GENERATE,
-        {
-            "token_ids": [1] * (block_tokens + 1),
-            "sampling_params": {
-                "max_tokens": 1,
-                "temperature": 0.0,
-                "detokenize": False,
-                "extra_args": {"kv_transfer_params": {"do_remote_decode": True}},
-            },
-        },
-        limit_s=limit_s,
-    )
+    body = one_token([1] * (block_tokens + 1), {"do_remote_decode": True})
+    answer = await endpoint.call(GENERATE, body, limit_s=limit_s)
     if answer.status in (403, 404, 405):
         raise ProbeError(
             f"{url}: its token endpoints are off; start vllm serve with --enable-scale-out"

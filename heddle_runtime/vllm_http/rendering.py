@@ -79,11 +79,8 @@ class HttpRenderer:
 
     async def refusal(self, endpoint: str, body: bytes, content_type: str) -> Refusal | None:
         """Return what vLLM says of a body that it refuses, however it is written; None: nothing."""
-        path = (
-            endpoint
-            if self._generates or endpoint not in (CHAT, COMPLETIONS)
-            else (f"{endpoint}/render")
-        )
+        renders = endpoint in (CHAT, COMPLETIONS) and not self._generates
+        path = f"{endpoint}/render" if renders else endpoint
         try:
             # Where it does not refuse, the end of the call ends what it began.
             answer = await self._endpoint.send(path, body, content_type, limit_s=REFUSAL_LIMIT_S)
@@ -122,29 +119,13 @@ class HttpRenderer:
         shown = shown if until is None else until
         if not shown:  # which vLLM refuses
             return _empty(endpoint, body, rendered, end)
-        response = {
-            "request_id": rendered.features.get("request_id") or "",
-            "choices": [
-                {
-                    "index": 0,
-                    "token_ids": shown,
-                    "finish_reason": end.finish_reason,
-                    "stop_reason": end.stop_reason,
-                    "logprobs": {"content": list(end.logprobs)} if end.logprobs else None,
-                }
-            ],
-        }
-        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
-        call: dict[str, Any] = {"model": body["model"]} if "model" in body else {}
+        call, response = _to_derender(endpoint, body, rendered, shown, end, end.logprobs)
         if endpoint == CHAT:
-            call |= {"generate_response": response, "chat_request": own_fields}
-            call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
+            call["generate_response"] = response
         else:
-            call |= {"generate_responses": [response], "completion_request": own_fields}
-            call |= {
-                "prompt_tokens": [len(prompt_ids)],
-                "prompt_token_ids": [prompt_ids[-_SEED_TOKENS:]],
-            }
+            seed = [prompt_ids[-_SEED_TOKENS:]]
+            call |= {"generate_responses": [response], "prompt_token_ids": seed}
+            call["prompt_tokens"] = [len(prompt_ids)]
         made = await self._call(f"{endpoint}/derender", call)
         choices = made.get("choices") if isinstance(made, dict) else None
         if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
@@ -211,25 +192,9 @@ class HttpRenderer:
         Raises:
             RenderError: it could not be made.
         """
-        prompt_ids = rendered.prompt_ids.tolist()
         shown = text_ids(body, new_ids, end) if end is not None else list(new_ids)
-        chunk = {
-            "request_id": rendered.features.get("request_id") or "",
-            "choices": [
-                {
-                    "index": 0,
-                    "token_ids": shown,
-                    "finish_reason": end.finish_reason if end is not None else None,
-                    "stop_reason": end.stop_reason if end is not None else None,
-                    "logprobs": {"content": list(logprobs)} if logprobs else None,
-                }
-            ],
-        }
-        own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
-        call: dict[str, Any] = {"model": body["model"]} if "model" in body else {}
+        call, chunk = _to_derender(endpoint, body, rendered, shown, end, logprobs)
         call |= {"stream": True, "generate_chunk": chunk, "stream_state": state}
-        call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
-        call["chat_request" if endpoint == CHAT else "completion_request"] = own_fields
         made = await self._call(f"{endpoint}/derender", call)
         event = made.get("chunk") if isinstance(made, dict) else None
         choices = event.get("choices") if isinstance(event, dict) else None
@@ -267,6 +232,30 @@ def text_ids(body: dict[str, Any], output_ids: Sequence[int], end: GenerationEnd
 _OF_STREAMS = ("stream", "stream_options")
 
 
+def _to_derender(
+    endpoint: str,
+    body: dict[str, Any],
+    rendered: Rendered,
+    ids: list[int],
+    end: GenerationEnd | None,
+    logprobs: Sequence[Any],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A call's fields of the request and its prompt, and the generation as engines return it."""
+    prompt_ids = rendered.prompt_ids.tolist()
+    call: dict[str, Any] = {"model": body["model"]} if "model" in body else {}
+    own_fields = {key: value for key, value in body.items() if key not in _OF_STREAMS}
+    call["chat_request" if endpoint == CHAT else "completion_request"] = own_fields
+    call |= {"prompt_tokens": len(prompt_ids), "prompt_token_ids": prompt_ids}
+    choice = {
+        "index": 0,
+        "token_ids": ids,
+        "finish_reason": end.finish_reason if end is not None else None,
+        "stop_reason": end.stop_reason if end is not None else None,
+        "logprobs": {"content": list(logprobs)} if logprobs else None,
+    }
+    return call, {"request_id": rendered.features.get("request_id") or "", "choices": [choice]}
+
+
 def _ids(ids: Any) -> "array[int] | None":
     """Token ids as they are kept; None if they are none."""
     if not isinstance(ids, list) or set(map(type, ids)) != {int}:
@@ -280,9 +269,7 @@ def _ids(ids: Any) -> "array[int] | None":
 def _check_one_prompt(prompt: Any) -> None:
     several = isinstance(prompt, list) and {str, list} >= set(map(type, prompt))
     if several and len(prompt) > 1:
-        message = "one prompt for each request: send the others on their own"
-        error = {"type": "invalid_request_error", "param": "prompt", "code": 400}
-        raise RenderError(400, error | {"message": message}, ours=True)
+        _refuse("prompt", "one prompt for each request: send the others on their own", ours=True)
 
 
 def _name_calls(choice: dict[str, Any]) -> None:
@@ -339,21 +326,21 @@ def _error_of(answer: Answer, path: str) -> tuple[int, dict[str, Any]]:
     error = content.get("error") if isinstance(content, dict) else None
     status = answer.status
     if status in (401, 403):
-        message = f"{path} says {status}: the renderer refuses the gateway"
-        return 502, {"message": message, "type": "api_error", "param": None, "code": 502}
+        return 502, _error(502, f"{path} says {status}: the renderer refuses the gateway")
     if not isinstance(error, dict):
-        kind = "invalid_request_error" if 400 <= status < 500 else "api_error"
-        error = {"message": answer.message, "type": kind, "param": None, "code": status}
+        error = _error(status, answer.message)
     return (status if 400 <= status < 500 else 502), error
 
 
-def _refuse(param: str, message: str) -> NoReturn:
-    raise RenderError(
-        400, {"message": message, "type": "invalid_request_error", "param": param, "code": 400}
-    )
+def _refuse(param: str, message: str, *, ours: bool = False) -> NoReturn:
+    raise RenderError(400, _error(400, message, param), ours=ours)
 
 
 def _broken(message: str, *, status: int = 502) -> NoReturn:
-    raise RenderError(
-        status, {"message": message, "type": "api_error", "param": None, "code": status}
-    )
+    raise RenderError(status, _error(status, message))
+
+
+def _error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    kind = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    return {"message": message, "type": kind, "param": param, "code": status}

@@ -49,18 +49,8 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
         checked_sampling(self.sampling)
         if self.stream_interval < 1:
             raise ValueError(f"stream_interval is {self.stream_interval}: it must be at least 1")
-        for name in (
-            "start_limit_s",
-            "retry_s",
-            "answer_limit_s",
-            "silence_s",
-            "silence_limit_s",
-            "place_limit_s",
-            "abort_limit_s",
-            "health_s",
-            "sample_s",
-        ):
-            if getattr(self, name) <= 0:
+        for name in self.__struct_fields__:
+            if name.endswith("_s") and name[:3] != "kv_" and getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be more than 0")
         if not 0 <= self.kv_margin_s < self.kv_lease_s:
             raise ValueError(

@@ -34,7 +34,6 @@ async def served(
         model=ServedModel(names=("fake",), context_tokens=32_768),
         settings=FrontSettings(**(settings or {})),
         renderer=bench.renderer,
-        engine_calls=bench.renderer,
     )
     async with bench.running(), listening(bench.front, host="127.0.0.1", port=0) as port:
         bench.url = f"http://127.0.0.1:{port}"

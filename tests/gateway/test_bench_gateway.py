@@ -65,7 +65,7 @@ async def gateway_over(ports: list[int]) -> AsyncIterator[tuple[Bench, int]]:
         shapes=list(setup.context.cost.by_shape),
         max_running=setup.context.max_running,
     )
-    front.renderer = front.engine_calls = RenderingEngines(launcher)
+    front.renderer = RenderingEngines(launcher)
     serving = asyncio.create_task(bench.gateway.run())
     try:
         for port in ports:

@@ -114,7 +114,7 @@ async def registered(
         keyed=[server.url for server in running],
     )
     rendering = RenderingEngines(launcher)
-    front.renderer = front.engine_calls = rendering
+    front.renderer = rendering
     front.engine_facts = rendering.facts
     serving = asyncio.create_task(bench.gateway.run())
     try:

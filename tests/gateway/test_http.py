@@ -7,7 +7,6 @@ import json
 import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -228,17 +227,17 @@ def test_requests_are_aborted_by_id_or_all_and_answer_with_the_tokens_so_far():
 
 def test_a_weight_sync_that_nobody_ends_is_given_up_and_a_later_pause_is_not():
     from heddle_gateway.control import WEIGHT_SYNC_S, begin_weight_sync
-    from heddle_gateway.front import FRONT, Front, ServedModel
+    from heddle_gateway.front import Front, ServedModel
 
     async def main() -> None:
         bench = Bench()
         front = Front(gateway=bench.gateway, model=ServedModel(context_tokens=100))
-        request: Any = SimpleNamespace(app={FRONT: front})
+        request: Any = None
         async with bench.running():
-            await begin_weight_sync(request)
+            await begin_weight_sync(front, request)
             await asyncio.sleep(WEIGHT_SYNC_S - 1.0)
             bench.gateway.resume(0)
-            await begin_weight_sync(request)
+            await begin_weight_sync(front, request)
             await asyncio.sleep(WEIGHT_SYNC_S - 1.0)
             assert bench.gateway.paused
             await asyncio.sleep(2.0)
