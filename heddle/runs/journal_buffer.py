@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.arrow_arrays import memory_of, word_array
+from heddle.runs.arrow_arrays import number_array, word_array
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_schema import (
     COMMANDS,
@@ -54,47 +54,22 @@ class _Words(dict[str, int]):
 
     def __init__(self, first: Sequence[str]) -> None:
         super().__init__()
-        self.words: list[str] = []
-        self._offsets, self._data = np.zeros(1, np.int32), np.zeros(0, np.uint8)
+        self._new: list[str] = []
         self._array: Any = word_array([])
         for word in first:
             self[word]
 
     def __missing__(self, word: str) -> int:
-        code = len(self.words)
-        self.words.append(word)
-        self[word] = code
+        code = self[word] = len(self)
+        self._new.append(word)
         return code
 
     def array(self) -> Any:
-        """The words as an Arrow array: the same object until there is another word.
-
-        Each shares its memory with the next, so that many small additions cost no more than a
-        large one.
-        """
-        start, end = len(self._array), len(self.words)
-        if start == end:
-            return self._array
-        added: Any = word_array(self.words[start:])
-        offsets = np.frombuffer(added.buffers()[1], np.int32, len(added) + 1)
-        first, size = int(self._offsets[start]), int(offsets[-1])
-        self._offsets = _with_space(self._offsets, start + 1, end + 1)
-        self._data = _with_space(self._data, first, first + size)
-        self._offsets[start + 1 : end + 1] = offsets[1:] + first
-        if size:
-            self._data[first : first + size] = np.frombuffer(added.buffers()[2], np.uint8, size)
-        buffers: Any = [None, memory_of(self._offsets), memory_of(self._data)]
-        self._array = pa.Array.from_buffers(pa.string(), end, buffers, 0)
+        """The words as an Arrow array: the same object until there is another word."""
+        if self._new:
+            self._array = pa.concat_arrays([self._array, word_array(self._new)])
+            self._new = []
         return self._array
-
-
-def _with_space(values: Values, used: int, needed: int) -> Values:
-    """Return `values`, or a larger copy when they have no space for `needed`."""
-    if needed <= len(values):
-        return values
-    larger = np.zeros(max(needed, 2 * len(values)), values.dtype)
-    larger[:used] = values[:used]
-    return larger
 
 
 class _ClassBuffer:
@@ -128,8 +103,7 @@ class _ClassBuffer:
             codes += code
             values.append(value)
         self.is_event = layout.cls in EVENTS
-        self.columns = tuple(field.column for field in layout.plain)
-        self.optional = tuple(field.column for field in layout.plain if field.optional)
+        self.columns = tuple((field.column, field.optional) for field in layout.plain)
         self.dtype, self._names = np.dtype(columns), {name for name, _ in columns}
         names["pack"] = Struct(codes).pack
         text = f"put(pack({', '.join(values)}))"
@@ -166,22 +140,6 @@ def _compiled(text: str) -> CodeType:
 def _some(column: str) -> str:
     """Name of the buffer column that says where an optional column has a value."""
     return f"{column} is not None"
-
-
-@cache
-def _columns() -> Mapping[str, tuple[pa.DataType, Values | None]]:
-    """Type of each column but `payload`; whether a class has it, None for a column of all rows.
-
-    Columns of the same classes have the same array.
-    """
-    tables: dict[bytes, Values] = {}
-    found: dict[str, tuple[pa.DataType, Values | None]] = {}
-    of_class = [{field.column for field in layout.plain} for layout in layouts().values()]
-    for field in list(schema())[:-1]:
-        table = np.array([field.name in columns for columns in of_class])
-        owners = tables.setdefault(table.tobytes(), table) if table.any() else None
-        found[field.name] = field.type, owners
-    return found
 
 
 class JournalBuffer:
@@ -255,84 +213,57 @@ class JournalBuffer:
     def _batch(self, codes: Values, is_event: Values) -> pa.RecordBatch:
         total, first = len(codes), self.rows
         order = np.argsort(codes, kind="stable")
-        codes = codes.astype(np.intp)
         ends = np.cumsum(np.bincount(codes, minlength=len(self._classes))).tolist()
-        parts = [
-            (buffer, order[start:end], *buffer.take(end - start))
-            for buffer, start, end in zip(
-                self._classes.values(), [0, *ends[:-1]], ends, strict=True
-            )
-            if end > start
-        ]
-        row = np.arange(total)
+        row, time_s = np.arange(total), np.zeros(total)
         event_row = np.maximum.accumulate(np.where(is_event, row, 0))
-        time_s = np.zeros(total)
-        for buffer, index, rows, _ in parts:
-            if buffer.is_event:
-                time_s[index] = rows["time_s"]
-        time_s = time_s[event_row]
         columns: dict[str, Values] = {
             "seq": row + first,
-            "time_s": time_s,
             "kind": (~is_event).astype(np.int32),
             "name": codes.astype(np.int32),
             "cause": event_row + first,
         }
         some: dict[str, Values] = {"cause": ~is_event}
         texts: list[str | None] = []
-        for buffer, index, rows, payloads in parts:
-            for column in buffer.columns:
+        for buffer, start, end in zip(self._classes.values(), [0, *ends[:-1]], ends, strict=True):
+            if start == end:
+                continue
+            index, (rows, payloads) = order[start:end], buffer.take(end - start)
+            if buffer.is_event:
+                time_s[index] = rows["time_s"]
+            for column, optional in buffer.columns:
                 if column not in columns:
                     columns[column] = np.zeros(total, rows[column].dtype)
+                    some[column] = np.zeros(total, np.bool_)
                 columns[column][index] = rows[column]
-            for column in buffer.optional:
-                if column not in some:
-                    owners = _columns()[column][1]
-                    assert owners is not None, "a field's column has classes"
-                    some[column] = owners[codes]
-                some[column][index] = buffer.some(column, rows)
+                some[column][index] = buffer.some(column, rows) if optional else True
             if payloads:
                 texts = texts or [None] * total
                 for at, text in zip(index.tolist(), payloads, strict=True):
                     texts[at] = text
+        columns["time_s"] = time_s[event_row]
         self.rows += total
-        return self._arrow(codes, columns, some, texts)
+        return self._arrow(total, columns, some, texts)
 
     def _arrow(
         self,
-        codes: Values,
-        columns: Mapping[str, Values],
-        some: Mapping[str, Values],
+        total: int,
+        columns: dict[str, Values],
+        some: dict[str, Values],
         texts: Sequence[str | None],
     ) -> pa.RecordBatch:
         """Put columns together; where one is missing, or `some` is false, it is null."""
-        total = len(codes)
-        nothing: Any = memory_of(np.zeros(total, np.int64))
-        bitmaps: dict[int, tuple[Any, int]] = {}
         arrays: list[Any] = []
-        for name, (kind, owners) in _columns().items():
-            values = columns.get(name)
-            if values is None:
-                valid, nulls, data = nothing, total, nothing
+        for field in list(schema())[:-1]:
+            words = self._words.get(field.name)
+            if field.name in columns:
+                values = columns[field.name]
+                values = values > 0 if field.type == pa.bool_() else values
+                array = number_array(values, some.get(field.name))
             else:
-                if name in some:
-                    valid, nulls = _bitmap(some[name])
-                elif owners is None:
-                    valid, nulls = None, 0
-                else:
-                    if id(owners) not in bitmaps:
-                        bitmaps[id(owners)] = _bitmap(owners[codes])
-                    valid, nulls = bitmaps[id(owners)]
-                if values.dtype == np.int8:
-                    values = np.packbits(values > 0, bitorder="little")
-                data = memory_of(values)
-            if name in self._words:
-                words = self._words[name].array()
-                arrays.append(
-                    pa.DictionaryArray.from_buffers(kind, total, [valid, data], words, nulls)
-                )
-            else:
-                arrays.append(pa.Array.from_buffers(kind, total, [valid, data], nulls))
+                array = pa.nulls(total, pa.int32() if words is not None else field.type)
+            if words is not None:
+                array = pa.DictionaryArray.from_arrays(array, words.array(), safe=False)
+            arrays.append(array)
         arrays.append(word_array(texts) if texts else pa.nulls(total, pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema())
 
@@ -355,12 +286,6 @@ class JournalInMemory:
         """Return the columns so far."""
         self._reader.add(self._rows.take())
         return self._reader.journal()
-
-
-def _bitmap(some: Values) -> tuple[Any, int]:
-    """Arrow's bitmap of where values are, None for everywhere, and the number of nulls."""
-    nulls = len(some) - int(np.count_nonzero(some))
-    return (memory_of(np.packbits(some, bitorder="little")) if nulls else None), nulls
 
 
 def _payload(row: Any, nested: Sequence[tuple[str, Any]]) -> str:
