@@ -18,7 +18,7 @@ from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
 from heddle.runs import files, open_run
 from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.journal_columns import Journal
-from heddle.runs.loop_batches import LOOP_COLUMNS
+from heddle.runs.loop_batches import OF_BATCHES
 from heddle.setup import Workspace
 from heddle.signals import StopSignals
 from heddle.workload import CapacityError
@@ -178,7 +178,7 @@ def run_loop(
         StuckError: nothing is left to happen before the loop is over.
         TooManyFailuresError: nearly every start or reward fails.
     """
-    recorded = JournalInMemory(LOOP_COLUMNS)
+    recorded = JournalInMemory(OF_BATCHES)
     return _run(setup, on_trained, recorded.record, recorded.journal)
 
 

@@ -163,7 +163,7 @@ class RunDirectory:
         """
         assert self.status == "running", "a closed run never changes"
         self._close_journal()
-        journal, self._columns = self._columns.journal(), JournalReader({})
+        journal, self._columns = self._columns.journal(), JournalReader(())
         with files.written_table(self.path / files.STEPS) as write:
             measured = measure(journal, solo_tpot, on_steps=write)
         with files.written_table(self.path / files.TRAJECTORIES) as write:

@@ -7,7 +7,7 @@ What may not be in this file: metrics, anything that knows one event from anothe
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from struct import Struct
 from types import CodeType
@@ -271,10 +271,10 @@ class JournalBuffer:
 class JournalInMemory:
     """The columns of a journal that is written to no file; other classes are left out."""
 
-    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
-        reader = self._reader = JournalReader(columns)
+    def __init__(self, names: Collection[str]) -> None:
+        reader = self._reader = JournalReader(names)
         rows = self._rows = JournalBuffer(on_full=lambda: reader.add(rows.take()))
-        self._wanted = frozenset(layouts()[name].cls for name in columns)
+        self._wanted = frozenset(layouts()[name].cls for name in names)
 
     def record(self, event: Event, commands: Sequence[Command]) -> None:
         """See `JournalBuffer.record`."""

@@ -1,7 +1,7 @@
 """The columns of a journal as numpy arrays, for each event and command class."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from mmap import ACCESS_COPY, mmap
 from typing import Any, TypeAlias
@@ -174,8 +174,10 @@ def _counted_from(first: int, rows: Rows) -> Rows:
 
 
 @cache
-def _columns_of(name: str) -> frozenset[str]:
-    return frozenset(field.column for field in layouts()[name].plain)
+def _columns_of(name: str) -> Sequence[str]:
+    layout = layouts()[name]
+    nested = ["payload"] if layout.nested else []
+    return ["seq", "time_s", *nested, *(field.column for field in layout.plain)]
 
 
 def of_table(table: pa.Table) -> Journal:
@@ -184,27 +186,24 @@ def of_table(table: pa.Table) -> Journal:
     Raises:
         RunError: as `JournalReader.journal`.
     """
-    every = {name: ("seq", "time_s", "payload", *_columns_of(name)) for name in layouts()}
-    return of_batches(table.unify_dictionaries().to_batches(), every)
-
-
-def of_batches(batches: Iterable[pa.RecordBatch], columns: Mapping[str, Sequence[str]]) -> Journal:
-    """Return these columns of each class of a journal.
-
-    Raises:
-        RunError: as `JournalReader.journal`.
-    """
-    reader = JournalReader(columns)
-    for batch in batches:
+    reader = JournalReader(layouts(), leave_out=())
+    for batch in table.unify_dictionaries().to_batches():
         reader.add(batch)
     return reader.journal()
 
 
-class JournalReader:
-    """Takes the batches of a journal, whose words only grow; keeps the columns that are named."""
+_UNMEASURED = ("priority", "max_tokens", "estimate", "remaining_tokens")
 
-    def __init__(self, columns: Mapping[str, Sequence[str]]) -> None:
-        self._found = {name: {column: Column() for column in of} for name, of in columns.items()}
+
+class JournalReader:
+    """Takes the batches of a journal, whose words only grow; keeps the classes that are named."""
+
+    def __init__(self, names: Collection[str], *, leave_out: Sequence[str] = _UNMEASURED) -> None:
+        """No figure is made from the columns `leave_out`; a large journal has many such values."""
+        self._found = {
+            name: {column: Column() for column in _columns_of(name) if column not in leave_out}
+            for name in names
+        }
         self._rows = 0
         self._last: pa.RecordBatch | None = None
 
@@ -255,7 +254,7 @@ class JournalReader:
                 # The environment of a trajectory may fail before it arrives.
                 place = int(arrays["trajectory"].argmin())
                 if name not in OF_LOOPS and arrays["trajectory"][place] < 0:
-                    row = arrays["seq"][place] if "seq" in arrays else f"of {name}"
+                    row = arrays["seq"][place]
                     raise RunError(f"journal is damaged: row {row}: its trajectory never arrived")
             classes[name] = _rows(name, arrays)
         return Journal(self._rows, [names[code] for code in arrived.tolist()], classes, words)

@@ -9,18 +9,15 @@ import numpy as np
 
 from heddle.runs.journal_columns import Journal, Rows
 from heddle.runs.loop_record import trainings, updates
-from heddle.runs.tables import MEASURED, Bools, Columns, Ints
+from heddle.runs.tables import Bools, Columns, Ints
 
-LOOP_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    name: MEASURED[name]
-    for name in (
-        *("TrajectoryArrived", "TrajectoryFinished", "StepFinished", "StepPreempted"),
-        *("EngineFailed", "EngineStopped", "EngineUpdated", "UpdateWeights"),
-        *("StartTrajectory", "StartFailed", "Discard", "AssignGpus", "GpusAssigned"),
-        *("AccumulateGradients", "GradientsAccumulated", "Train", "Trained"),
-    )
-}
-"""Columns that figures of a loop are made from."""
+OF_BATCHES = (
+    *("TrajectoryArrived", "TrajectoryFinished", "StepFinished", "StepPreempted"),
+    *("EngineFailed", "EngineStopped", "EngineUpdated", "UpdateWeights"),
+    *("StartTrajectory", "StartFailed", "Discard", "AssignGpus", "GpusAssigned"),
+    *("AccumulateGradients", "GradientsAccumulated", "Train", "Trained"),
+)
+"""Events and commands that figures of a loop are made from."""
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 
 

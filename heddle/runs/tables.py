@@ -23,39 +23,14 @@ NEVER = np.nan
 """A time that was not reached when the journal ended."""
 
 
-_END = (
-    *("seq", "time_s", "trajectory", "step", "output_tokens", "queued_s", "prefill_s", "decode_s"),
-    *("cached_tokens", "recomputes"),
+MEASURED = (
+    *("TrajectoryArrived", "StepFinished", "StepPreempted", "ToolStarted", "ToolReturned"),
+    *("TrajectoryFinished", "MigrationFinished", "EngineReady", "EngineStopped", "EngineFailed"),
+    *("Predicted", "Dispatch", "Predict", "StartTrajectory", "StartFailed", "Discard"),
+    *("AccumulateGradients", "GradientsAccumulated", "Train", "Trained", "UpdateWeights"),
+    *("EngineUpdated", "AssignGpus", "GpusAssigned"),
 )
-MEASURED: Mapping[str, tuple[str, ...]] = {
-    "TrajectoryArrived": ("time_s", "trajectory", "group", "task", "prompt_tokens"),
-    "StepFinished": (*_END, "reason"),
-    "StepPreempted": _END,
-    "ToolStarted": ("time_s", "trajectory", "step", "tool"),
-    "ToolReturned": (
-        *("seq", "time_s", "trajectory", "step", "observation_tokens", "context_tokens"),
-    ),
-    "TrajectoryFinished": ("seq", "time_s", "trajectory", "outcome"),
-    "MigrationFinished": ("trajectory", "ok", "kv_tokens"),
-    "EngineReady": ("time_s", "engine", "gpu", "tp", "role"),
-    "EngineStopped": ("seq", "time_s", "engine"),
-    "EngineFailed": ("seq", "time_s", "engine", "payload"),
-    "Predicted": ("seq", "trajectory", "step"),
-    "Dispatch": ("seq", "time_s", "trajectory", "step", "engine"),
-    "Predict": ("trajectory",),
-    "StartTrajectory": ("seq", "trajectory", "group", "sample"),
-    "StartFailed": ("seq", "trajectory"),
-    "Discard": ("seq", "trajectory"),
-    "AccumulateGradients": ("seq", "time_s", "batch", "payload"),
-    "GradientsAccumulated": ("seq", "time_s", "batch"),
-    "Train": ("seq", "time_s", "batch", "payload"),
-    "Trained": ("seq", "time_s", "batch"),
-    "UpdateWeights": ("seq", "time_s", "engine", "version"),
-    "EngineUpdated": ("seq", "time_s", "engine"),
-    "AssignGpus": ("seq", "time_s", "role", "pool"),
-    "GpusAssigned": ("seq", "time_s", "role", "pool", "ok"),
-}
-"""Columns that figures are made from; a large journal has no place in memory for all."""
+"""Events and commands that figures are made from."""
 
 
 @dataclass(frozen=True, slots=True)

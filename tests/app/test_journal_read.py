@@ -17,7 +17,7 @@ import pytest
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
-from heddle.runs.journal_columns import Column, Journal, of_batches, of_table
+from heddle.runs.journal_columns import Column, Journal, JournalReader, of_table
 from heddle.runs.metrics import MetricsError, measure
 from heddle.runs.tables import MEASURED
 from heddle.setup import prepare
@@ -65,7 +65,10 @@ def all_of(journal: Journal, tpot: Any = None) -> tuple[Any, pa.Table, pa.Table]
 
 def read(entries: Sequence[Entry], *, chunk: int = 5) -> Journal:
     parts = [entries[start : start + chunk] for start in range(0, len(entries), chunk)]
-    return of_batches(batches(*parts), MEASURED)
+    reader = JournalReader(MEASURED)
+    for batch in batches(*parts):
+        reader.add(batch)
+    return reader.journal()
 
 
 def test_runs_are_measured_as_their_whole_journals(
