@@ -6,7 +6,8 @@ NaN in columns of real numbers.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from types import NoneType
+from typing import Any, Final, Literal, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,19 @@ class Words(dict[str | None, int]):
     def listed(self) -> list[str]:
         """The words, each at its code."""
         return [word for word in self if word is not None]
+
+
+_KINDS: Final[Mapping[type, Kind]] = {int: "number", float: "real", bool: "flag", str: "word"}
+
+
+def kinds_of(row: type, *, but: Sequence[str] = ()) -> Mapping[str, Kind]:
+    """The kind of column of each field of a class, by its type; those of `but` have none."""
+    found: dict[str, Kind] = {}
+    for name, hint in get_type_hints(row).items():
+        if name not in but:
+            kind, *_ = (each for each in get_args(hint) or (hint,) if each is not NoneType)
+            found[name] = _KINDS[kind]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from heddle_trace.columns import (
     Ints,
     Kind,
     TraceColumn,
+    kinds_of,
     positions,
     sums,
 )
@@ -165,34 +166,8 @@ class Records(Table[TrajectoryRecord]):
     __slots__ = ()
     ROW = partial(TrajectoryRecord, prompt_tokens=None)
     ID = "trajectory_id"
-    FIELDS: ClassVar[Mapping[str, Kind]] = {
-        "group_id": "word",
-        "workload": "word",
-        "prompt_tokens": "number",
-        "arrival_s": "real",
-        "source": "word",
-        "model": "word",
-        "agent": "word",
-        "outcome": "flag",
-        "parent_id": "word",
-        "truncated": "flag",
-        "reward": "real",
-        "reward_s": "real",
-        "env_start_s": "real",
-        "step": "number",
-    }
-    STEP_FIELDS: ClassVar[Mapping[str, Kind]] = {
-        "output_tokens": "number",
-        "tool": "word",
-        "tool_s": "real",
-        "tool_tokens": "number",
-        "tool_ok": "flag",
-        "llm_s": "real",
-        "t_s": "real",
-        "input_tokens": "number",
-        "cached_tokens": "number",
-        "n_tools": "number",
-    }
+    FIELDS = kinds_of(TrajectoryRecord, but=("trajectory_id", "steps"))
+    STEP_FIELDS = kinds_of(StepRecord)
     STEP_VALUES = msgspec.structs.astuple
     table: Columns
 
@@ -220,16 +195,7 @@ class Scripts(Table[TrajectoryScript]):
     __slots__ = ()
     ROW = TrajectoryScript
     ID = "id"
-    FIELDS: ClassVar[Mapping[str, Kind]] = {
-        "group": "word",
-        "task": "word",
-        "arrival_s": "real",
-        "truncated": "flag",
-        "reward": "real",
-        "reward_s": "real",
-        "env_start_s": "real",
-        "rl_step": "number",
-    }
+    FIELDS = kinds_of(TrajectoryScript, but=("id", "steps"))
     STEP_FIELDS = StepTable.FIELDS
     STEP_VALUES = StepTable.VALUES
     table: StepTable

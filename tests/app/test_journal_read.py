@@ -130,9 +130,9 @@ def test_a_journal_that_does_not_add_up_is_refused():
 
 
 def test_a_column_that_was_not_read_is_no_zeros():
-    rows = read(story()).of("StepFinished")
-    with pytest.raises(AssertionError, match="engine of StepFinished was not read"):
-        rows.codes("engine")
+    rows = read(story()).of("Dispatch")
+    with pytest.raises(AssertionError, match="priority of Dispatch was not read"):
+        rows.floats("priority")
     assert rows.codes("tool").tolist() == [-1] * len(rows)
 
 
