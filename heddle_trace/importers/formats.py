@@ -9,13 +9,13 @@ from heddle_trace.importers.claude_code import ClaudeCode
 from heddle_trace.importers.dynamo import Dynamo
 from heddle_trace.importers.heads import Head, head_of, head_of_bytes
 from heddle_trace.importers.inspect_logs import Inspect
-from heddle_trace.importers.langfuse import Langfuse
-from heddle_trace.importers.langsmith import Langsmith
+from heddle_trace.importers.langfuse import LANGFUSE
+from heddle_trace.importers.langsmith import LANGSMITH
 from heddle_trace.importers.mooncake import Mooncake
 from heddle_trace.importers.openai_chat import OpenaiChat
 from heddle_trace.importers.openai_responses import OpenaiResponses
 from heddle_trace.importers.openhands import Openhands
-from heddle_trace.importers.otel import Otel
+from heddle_trace.importers.otel import OTEL
 from heddle_trace.importers.protocol import Importer
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.swe_agent import SweAgent
@@ -32,9 +32,9 @@ FORMATS: Final[Mapping[str, Importer]] = {
     "verl": Verl(),
     "openai-chat": OpenaiChat(),
     "openai-responses": OpenaiResponses(),
-    "otel": Otel(),
-    "langfuse": Langfuse(),
-    "langsmith": Langsmith(),
+    "otel": OTEL,
+    "langfuse": LANGFUSE,
+    "langsmith": LANGSMITH,
     "atif": Atif(),
     "openhands": Openhands(),
 }

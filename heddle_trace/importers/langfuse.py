@@ -7,7 +7,7 @@ Other counts than `input` and `output` in `usage_details`, such as `input_cached
 them and not within them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from heddle_trace.importers.clocks import seconds
@@ -15,18 +15,16 @@ from heddle_trace.importers.generations import UNNAMED
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.objects import head_objects
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import (
-    calls_in,
     id_in,
     named_in,
     parsed_text,
     prompt_hash,
-    tokens_in,
     whole,
 )
-from heddle_trace.importers.spans import ASSUMES, Span, SpanKind, records_of, started
+from heddle_trace.importers.spans import ASSUMES, Span, SpanFormat, SpanKind, show, started
 from heddle_trace.limits import Tokens
 
 _NESTED: Final = {"data": "data.item"}
@@ -48,26 +46,9 @@ _EARLIER: Final = {"input": "prompt", "output": "completion"}
 """Names of the sides in `usage` of earlier versions, as in `promptTokens`."""
 
 
-class Langfuse:
-    """Observations, by trace and session."""
-
-    assumes = (
-        "observations of types other than GENERATION, TOOL, RETRIEVER and AGENT are left out but "
-        "for what is within them; scores are not in these exports",
-        *ASSUMES,
-    )
-
-    def recognises(self, head: Head) -> bool:
-        """Objects of a type of Langfuse's with a trace, or traces with such objects."""
-        return any(
-            _is_observation(o) for raw in head_objects(head, _NESTED) for o in _unnested(raw)
-        )
-
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
-        """One record an agent of a trace, or a session of traces."""
-        return records_of(sources, context, nested=_NESTED, read=_span, within=_unnested)
+def _recognises(head: Head) -> bool:
+    """Objects of a type of Langfuse's with a trace, or traces with such objects."""
+    return any(_is_observation(o) for raw in head_objects(head, _NESTED) for o in _unnested(raw))
 
 
 def _unnested(raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -138,14 +119,8 @@ def _fill_generation(span: Span, raw: dict[str, Any], context: ImportContext) ->
         counts = {name: value for name, value in usage.items() if isinstance(value, int | str)}
         span.input, span.output = _sum(counts, "input"), _sum(counts, "output")
         span.cached = _sum(counts, "cached") if span.input is not None else None
-    if span.input is None and given is not None:
-        span.input = tokens_in(given, context.tokens)
-    if span.output is None and made is not None:
-        span.output = tokens_in(made, context.tokens)
-    span.calls = tuple(calls_in(made))
-    span.prompt = prompt_hash(given)
     model = raw.get("model") or _of(raw, "provided_model_name")
-    span.model = str(model) if model else None
+    show(span, given, made, context, prompt=prompt_hash(given), model=model)
 
 
 def _sum(counts: Mapping[str, Any], side: str) -> int | None:
@@ -169,3 +144,17 @@ def _time(value: Any) -> float | None:
     if value is None or isinstance(value, str):
         return seconds(value)
     raise DamagedError(f"a time is a {type(value).__name__}; ISO 8601 is expected")
+
+
+LANGFUSE: Final = SpanFormat(
+    assumes=(
+        "observations of types other than GENERATION, TOOL, RETRIEVER and AGENT are left out but "
+        "for what is within them; scores are not in these exports",
+        *ASSUMES,
+    ),
+    recognises=_recognises,
+    nested=_NESTED,
+    read=_span,
+    within=_unnested,
+)
+"""Observations, by trace and session."""

@@ -5,43 +5,22 @@ are JSON lines, arrays, `runs` of an answer of the API, and runs with `child_run
 a run is the project; the session of a conversation is in the metadata.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED
-from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.objects import head_objects
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.importers.sources import SourceFile, converted
-from heddle_trace.importers.span_fields import calls_in, id_in, named_in, prompt_hash, tokens_in
-from heddle_trace.importers.spans import ASSUMES, Span, SpanKind, records_of, started
+from heddle_trace.importers.span_fields import id_in, named_in, prompt_hash
+from heddle_trace.importers.spans import ASSUMES, Span, SpanFormat, SpanKind, show, started
 from heddle_trace.limits import Tokens
 
 _NESTED: Final = {"runs": "runs.item"}
 _KINDS: Final[Mapping[str, SpanKind]] = {"llm": "generation", "tool": "tool", "retriever": "tool"}
 _DEEPEST: Final = 200
-
-
-class Langsmith:
-    """Runs, by trace and thread."""
-
-    assumes = (
-        "runs of other types than llm, tool and retriever are left out but for what is within "
-        "them: agents that a chain calls one after the other are one trajectory",
-        *ASSUMES,
-    )
-
-    def recognises(self, head: Head) -> bool:
-        """Objects with a type of run."""
-        return any(_is_run(raw) for raw in head_objects(head, _NESTED))
-
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
-        """One record a trace, or a thread of traces."""
-        return records_of(sources, context, nested=_NESTED, read=_span, within=_flat)
 
 
 def _is_run(raw: dict[str, Any]) -> bool:
@@ -112,14 +91,8 @@ def _fill_generation(
     span.output = _count(usage, "completion_tokens", "output_tokens")
     details = usage.get("prompt_token_details") or usage.get("input_token_details")
     span.cached = _count(details, "cache_read") if isinstance(details, dict) else None
-    if span.input is None and given:
-        span.input = tokens_in(given, context.tokens)
-    if span.output is None and made:
-        span.output = tokens_in(made, context.tokens)
-    span.calls = tuple(calls_in(made))
-    span.prompt = prompt_hash(given)
     model = metadata.get("ls_model_name") if isinstance(metadata, dict) else None
-    span.model = str(model) if model else None
+    show(span, given or None, made or None, context, prompt=prompt_hash(given), model=model)
 
 
 def _usage(raw: dict[str, Any], metadata: Any) -> dict[str, Any]:
@@ -148,3 +121,17 @@ def _time(value: Any) -> float | None:
     if value is None or (isinstance(value, int | float | str) and not isinstance(value, bool)):
         return seconds(value)
     raise DamagedError(f"a time is a {type(value).__name__}; ISO 8601 or a number is expected")
+
+
+LANGSMITH: Final = SpanFormat(
+    assumes=(
+        "runs of other types than llm, tool and retriever are left out but for what is within "
+        "them: agents that a chain calls one after the other are one trajectory",
+        *ASSUMES,
+    ),
+    recognises=lambda head: any(_is_run(raw) for raw in head_objects(head, _NESTED)),
+    nested=_NESTED,
+    read=_span,
+    within=_flat,
+)
+"""Runs, by trace and thread."""

@@ -8,7 +8,7 @@ object a span: that of the SDKs' console exporter (`context`, `start_time`, `att
 with `trace_id` and `span_id`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from heddle_trace.importers.clocks import seconds
@@ -16,18 +16,16 @@ from heddle_trace.importers.generations import UNNAMED
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.objects import head_objects
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import (
-    calls_in,
     id_in,
     named_in,
     parsed_text,
     prompt_hash,
-    tokens_in,
     whole,
 )
-from heddle_trace.importers.spans import ASSUMES, Span, SpanKind, records_of, started
+from heddle_trace.importers.spans import ASSUMES, Span, SpanFormat, SpanKind, show, started
 from heddle_trace.limits import Tokens
 
 _NESTED: Final = {
@@ -49,31 +47,13 @@ _CACHED: Final = ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_re
 _FAILED: Final = (2, "2", "ERROR", "STATUS_CODE_ERROR", "Error")
 
 
-class Otel:
-    """Spans with gen_ai attributes, from the collector or an SDK."""
-
-    assumes = (
-        "spans without `gen_ai.operation.name` are generations where they have tokens, and are "
-        "left out otherwise but for what is within them",
-        *ASSUMES,
-    )
-
-    def recognises(self, head: Head) -> bool:
-        """OTLP, or objects with attributes of which some are gen_ai's."""
-        rows = head.rows or ((head.document,) if isinstance(head.document, dict) else ())
-        if any(isinstance(row.get(key), list) for row in rows for key in list(_NESTED)[:2]):
-            return True
-        return any(
-            key.startswith("gen_ai.")
-            for raw in head_objects(head, _NESTED)
-            for key in _attributes(raw)
-        )
-
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
-        """One record an agent of a trace, or a session of traces."""
-        return records_of(sources, context, nested=_NESTED, read=_span)
+def _recognises(head: Head) -> bool:
+    """OTLP, or objects with attributes of which some are gen_ai's."""
+    rows = head.rows or ((head.document,) if isinstance(head.document, dict) else ())
+    if any(isinstance(row.get(key), list) for row in rows for key in list(_NESTED)[:2]):
+        return True
+    every = (key for raw in head_objects(head, _NESTED) for key in _attributes(raw))
+    return any(key.startswith("gen_ai.") for key in every)
 
 
 def _attributes(raw: dict[str, Any]) -> dict[str, Any]:
@@ -164,14 +144,10 @@ def _fill_generation(span: Span, attributes: dict[str, Any], context: ImportCont
     made = parsed_text(attributes.get("gen_ai.output.messages"))
     span.input, span.output = _tokens(attributes, _INPUT), _tokens(attributes, _OUTPUT)
     span.cached = _tokens(attributes, _CACHED)
-    if span.input is None and given is not None:
-        span.input = tokens_in([system, given], context.tokens)
-    if span.output is None and made is not None:
-        span.output = tokens_in(made, context.tokens)
-    span.calls = tuple(calls_in(made))
-    span.prompt = prompt_hash(given) if system is None else prompt_hash([system, given])
+    both = None if given is None else [system, given]
+    prompt = prompt_hash(given) if system is None else prompt_hash([system, given])
     model = attributes.get("gen_ai.response.model") or attributes.get("gen_ai.request.model")
-    span.model = str(model) if model else None
+    show(span, both, made, context, prompt=prompt, model=model)
 
 
 def _tokens(attributes: dict[str, Any], names: Sequence[str]) -> int | None:
@@ -198,3 +174,16 @@ def _time(value: Any) -> float | None:
             f"a time is a {type(value).__name__}; nanoseconds or ISO 8601 is expected"
         )
     return seconds(value)
+
+
+OTEL: Final = SpanFormat(
+    assumes=(
+        "spans without `gen_ai.operation.name` are generations where they have tokens, and are "
+        "left out otherwise but for what is within them",
+        *ASSUMES,
+    ),
+    recognises=_recognises,
+    nested=_NESTED,
+    read=_span,
+)
+"""Spans with gen_ai attributes, from the collector or an SDK."""

@@ -19,11 +19,13 @@ from heddle_trace.importers.generations import (
     identifier,
     steps_of,
 )
+from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.objects import objects
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
+from heddle_trace.importers.span_fields import calls_in, tokens_in
 from heddle_trace.schema import TrajectoryRecord
 
 SpanKind: TypeAlias = Literal["generation", "tool", "agent", "other"]
@@ -100,35 +102,54 @@ def started(name: str, start_s: float | None) -> float:
     return start_s
 
 
-def records_of(
-    sources: Sequence[SourceFile],
-    context: ImportContext,
-    *,
-    nested: Mapping[str, str],
-    read: ReadSpan,
-    within: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda raw: (raw,),
-) -> Iterator[ParsedRecord]:
-    """The records of all spans: one an agent of a trace, or a session of traces.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanFormat:
+    """The spans of one tracer; implements `Importer`.
 
-    `nested` is that of `objects`; `within` has the spans of each such object. Memory holds
-    the spans of one trace, or the runs of one session.
+    `nested` is that of `objects`; `within` has the spans of each such object.
     """
-    with Sessions(Span) as traces, Sessions(_Run) as sessions:
-        for source in sources:
-            for where, raw in objects(source, context.notes, nested):
-                for each in within(raw):
-                    with context.notes.guard(where):
-                        span = read(each, where, source, context)
-                        if span is not None:
-                            traces.add(span.trace, span)
-        for _, spans in traces:
-            with context.notes.guard(spans[0].where):
-                for key, run in _TraceOfSpans(spans, context.notes).runs():
-                    sessions.add(key, run)
-        for key, runs in sessions:
-            for name, parts in _continued(key, sorted(runs, key=lambda run: run.start_s)):
-                with context.notes.guard(parts[0].where):
-                    yield ParsedRecord(parts[0].where, _record(name, parts, context))
+
+    assumes: tuple[str, ...]
+    recognises: Callable[[Head], bool]
+    nested: Mapping[str, str]
+    read: ReadSpan
+    within: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda raw: (raw,)
+
+    def records(
+        self, sources: Sequence[SourceFile], context: ImportContext
+    ) -> Iterator[ParsedRecord]:
+        """One record an agent of a trace, or a session of traces.
+
+        Memory holds the spans of one trace, or the runs of one session.
+        """
+        with Sessions(Span) as traces, Sessions(_Run) as sessions:
+            for source in sources:
+                for where, raw in objects(source, context.notes, self.nested):
+                    for each in self.within(raw):
+                        with context.notes.guard(where):
+                            span = self.read(each, where, source, context)
+                            if span is not None:
+                                traces.add(span.trace, span)
+            for _, spans in traces:
+                with context.notes.guard(spans[0].where):
+                    for key, run in _TraceOfSpans(spans, context.notes).runs():
+                        sessions.add(key, run)
+            for key, runs in sessions:
+                for name, parts in _continued(key, sorted(runs, key=lambda run: run.start_s)):
+                    with context.notes.guard(parts[0].where):
+                        yield ParsedRecord(parts[0].where, _record(name, parts, context))
+
+
+def show(
+    span: Span, given: Any, made: Any, context: ImportContext, *, prompt: str | None, model: Any
+) -> None:
+    """Fill in what the input and the output of a generation show; recorded counts stay."""
+    if span.input is None and given is not None:
+        span.input = tokens_in(given, context.tokens)
+    if span.output is None and made is not None:
+        span.output = tokens_in(made, context.tokens)
+    span.calls, span.prompt = tuple(calls_in(made)), prompt
+    span.model = str(model) if model else None
 
 
 @dataclass(slots=True)
