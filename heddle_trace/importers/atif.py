@@ -17,7 +17,7 @@ from heddle_trace.importers.generations import (
     UNNAMED,
     fingerprint,
     identifier,
-    reward_of,
+    reward_in,
     steps_of,
 )
 from heddle_trace.importers.heads import Head
@@ -30,7 +30,6 @@ from heddle_trace.schema import TrajectoryRecord
 
 _VERSION: Final = "ATIF-"
 _TRIAL: Final = re.compile(r"(?P<task>.+)__[^_]+")
-_REWARDS: Final = ("reward", "score")
 
 
 class _Call(msgspec.Struct):
@@ -92,9 +91,7 @@ class Atif:
 
     def recognises(self, head: Head) -> bool:
         """A schema version of ATIF's."""
-        rows = head.rows or (
-            (head.document,) if isinstance(head.document, dict) else (head.item(),)
-        )
+        rows = head.objects or (head.item(),)
         return any(str(row.get("schema_version")).startswith(_VERSION) for row in rows)
 
     def records(
@@ -133,7 +130,7 @@ def _records(
             source=source.path.name,
             model=_model(trajectory),
             agent=trajectory.agent.name,
-            reward=next((r for k in _REWARDS if (r := reward_of(extra.get(k))) is not None), None),
+            reward=reward_in(extra),
             parent_id=parent,
         )
     else:

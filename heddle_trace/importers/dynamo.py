@@ -6,6 +6,7 @@ Agentic Mooncake rows name what they wait for, and how long after it.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -154,20 +155,10 @@ class Dynamo:
                         kept = rows.part(row.event or row, where, source)
                         if kept is not None:
                             sessions.add(*kept)
-            if rows.join.forgotten:
-                context.notes.assume(
-                    "requests too old to be continued, to bound memory", rows.join.forgotten
-                )
-            for session, parts in sessions:
-                where = parts[0].where
-                with context.notes.guard(where):
-                    generations = _generations(parts, context)
-                    if generations:
-                        yield ParsedRecord(
-                            where, _record(session, parts, generations, rows.began_s, context)
-                        )
-                    else:
-                        context.notes.drop("sessions without a generation")
+            rows.join.note_forgotten("requests", context.notes)
+            yield from sessions.records(
+                context.notes, partial(_record, began_s=rows.began_s, context=context)
+            )
 
 
 class _Rows:
@@ -342,12 +333,12 @@ def _follow(
 
 
 def _record(
-    session: str,
-    parts: Sequence[_Part],
-    generations: Sequence[LoggedGeneration],
-    began_s: float,
-    context: ImportContext,
-) -> TrajectoryRecord:
+    session: str, parts: Sequence[_Part], began_s: float, context: ImportContext
+) -> TrajectoryRecord | None:
+    generations = _generations(parts, context)
+    if not generations:
+        context.notes.drop("sessions without a generation")
+        return None
     first_s = generations[0].start_s
     return TrajectoryRecord(
         trajectory_id=session,

@@ -1,6 +1,6 @@
 """Generations as a log records them, converted to steps; all importers share this."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -134,6 +134,12 @@ def reward_of(value: object) -> float | None:
     if not isinstance(value, bool | int | float) or not -MAX_REWARD <= value <= MAX_REWARD:
         return None
     return float(value)
+
+
+def reward_in(raw: Mapping[str, object]) -> float | None:
+    """The first reward that an object has."""
+    found = (reward_of(raw.get(name)) for name in ("reward", "score"))
+    return next((reward for reward in found if reward is not None), None)
 
 
 def rl_step_of(value: object) -> int | None:

@@ -41,6 +41,11 @@ class Head:
         """Whether some line is an object with all these keys."""
         return any(all(key in row for key in keys) for row in self.rows)
 
+    @property
+    def objects(self) -> tuple[dict[str, Json], ...]:
+        """The lines, or the document if it is an object."""
+        return self.rows or ((self.document,) if isinstance(self.document, dict) else ())
+
     def item(self) -> dict[str, Json]:
         """The first element of a document that is a list of objects; else an empty object."""
         if isinstance(self.document, list) and self.document and isinstance(self.document[0], dict):

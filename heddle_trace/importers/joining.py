@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from heddle_trace.importers.notes import Notes
+
 OPEN_PREFIXES: Final = 200_000
 """Prefixes that may still be continued, at most; older ones are forgotten, to bound memory."""
 
@@ -73,6 +75,11 @@ class PrefixJoin:
             if len(self._open) > self._limit:
                 self.forgotten += len(self._open.popitem(last=False)[1])
         return place
+
+    def note_forgotten(self, what: str, notes: Notes) -> None:
+        """Note how many cannot be continued any more."""
+        if self.forgotten:
+            notes.assume(f"{what} too old to be continued, to bound memory", self.forgotten)
 
     def _before(self, keys: Sequence[int], input_tokens: int) -> _Node | None:
         for key in reversed(keys):

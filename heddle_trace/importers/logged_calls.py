@@ -100,9 +100,7 @@ def _time(value: object) -> float | None:
     return seconds(value)
 
 
-def joined(
-    session: str, calls: Sequence[LoggedCall], workload: str, context: ImportContext
-) -> TrajectoryRecord:
+def joined(session: str, calls: Sequence[LoggedCall], context: ImportContext) -> TrajectoryRecord:
     """The trajectory of calls that belong together, in the order of time where all have one."""
     ordered = list(calls)
     if all(call.start_s is not None for call in calls):
@@ -124,7 +122,7 @@ def joined(
     return TrajectoryRecord(
         trajectory_id=session,
         group_id=ordered[0].group,
-        workload=context.workload_or(workload),
+        workload=context.workload_or("chat"),
         prompt_tokens=generations[0].input,
         steps=steps_of(generations, context.notes),
         source=ordered[0].file,

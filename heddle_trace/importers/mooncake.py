@@ -7,6 +7,7 @@ not meant.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import msgspec
 
@@ -86,13 +87,10 @@ class Mooncake:
                         sessions.add(trajectory, part)
                         if part.time_s is not None:
                             began_s = min(began_s, part.time_s)
-                if join.forgotten:
-                    context.notes.assume(
-                        "requests too old to be continued, to bound memory", join.forgotten
-                    )
-            for trajectory, parts in sessions:
-                with context.notes.guard(parts[0].where):
-                    yield ParsedRecord(parts[0].where, _record(trajectory, parts, began_s, context))
+                join.note_forgotten("requests", context.notes)
+            yield from sessions.records(
+                context.notes, partial(_record, began_s=began_s, context=context)
+            )
 
 
 def _part(row: _Row, name: str, where: str, join: PrefixJoin) -> tuple[str, _Part]:

@@ -8,7 +8,8 @@ of a later call begin with those of an earlier one and its answer.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from heddle_trace.importers.chat import Message, generations_of, prompt_of
 from heddle_trace.importers.generations import (
     fingerprint,
     identifier,
-    reward_of,
+    reward_in,
     rl_step_of,
     steps_of,
 )
@@ -37,8 +38,6 @@ from heddle_trace.importers.protocol import ImportContext, ParsedRecord
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.schema import TrajectoryRecord
-
-_REWARDS: Final = ("reward", "score")
 
 
 class _Choice(msgspec.Struct):
@@ -105,13 +104,8 @@ class OpenaiChat:
                                 yield ParsedRecord(where, record)
                         else:
                             sessions.add(*calls.part(row, raw, answer, name, where, source))
-            if calls.join.forgotten:
-                context.notes.assume(
-                    "calls too old to be continued, to bound memory", calls.join.forgotten
-                )
-            for session, parts in sessions:
-                with context.notes.guard(parts[0].where):
-                    yield ParsedRecord(parts[0].where, joined(session, parts, "chat", context))
+            calls.join.note_forgotten("calls", context.notes)
+            yield from sessions.records(context.notes, partial(joined, context=context))
 
 
 def _is_message(value: dict[str, Any]) -> bool:
@@ -173,7 +167,7 @@ def _conversation(
         source=source.path.name,
         model=row.model,
         outcome=outcome if isinstance(outcome, bool) else None,
-        reward=next((r for k in _REWARDS if (r := reward_of(raw.get(k))) is not None), None),
+        reward=reward_in(raw),
         step=rl_step_of(raw.get("step")),
     )
 

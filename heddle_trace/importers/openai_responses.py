@@ -11,6 +11,7 @@ or session that the log names, else the call whose input and output its own inpu
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -115,8 +116,7 @@ class OpenaiResponses:
         """Response objects, alone, beside their request, or in an event."""
         if isinstance(head.document, list):
             return _response_of(head.item()) is not None
-        rows = head.rows or ((head.document,) if isinstance(head.document, dict) else ())
-        return any(_response_of(row) is not None for row in rows)
+        return any(_response_of(row) is not None for row in head.objects)
 
     def records(
         self, sources: Sequence[SourceFile], context: ImportContext
@@ -131,13 +131,8 @@ class OpenaiResponses:
                         call = _answered(raw, name, where, source.path.name, context)
                         if call is not None:
                             chains.add(call, sessions)
-            if chains.forgotten:
-                context.notes.assume(
-                    "calls too old to be continued, to bound memory", chains.forgotten
-                )
-            for session, calls in sessions:
-                with context.notes.guard(calls[0].where):
-                    yield ParsedRecord(calls[0].where, joined(session, calls, "chat", context))
+            chains.join.note_forgotten("calls", context.notes)
+            yield from sessions.records(context.notes, partial(joined, context=context))
 
 
 def _body(value: Any) -> Any:
@@ -207,14 +202,8 @@ class _Chains:
 
     def __init__(self, context: ImportContext) -> None:
         self._context = context
-        self._join = PrefixJoin()
+        self.join = PrefixJoin()
         self._links: OrderedDict[str, _Link] = OrderedDict()
-        self._forgotten = 0
-
-    @property
-    def forgotten(self) -> int:
-        """Calls that no later one can continue any more."""
-        return self._forgotten + self._join.forgotten
 
     def add(self, call: _Answered, sessions: Sessions[LoggedCall]) -> None:
         id = call.response.id
@@ -260,7 +249,7 @@ class _Chains:
             return Place(call.name, call.name, 0)
         answer = [item for item in call.response.output if item.type != "reasoning"]
         blocks = [block_of(item) for item in (*items, *answer)]
-        return self._join.place(
+        return self.join.place(
             call.name,
             blocks,
             full=len(blocks),
@@ -276,7 +265,7 @@ class _Chains:
         self._links.move_to_end(key)
         if len(self._links) > OPEN_PREFIXES:
             self._links.popitem(last=False)
-            self._forgotten += 1
+            self.join.forgotten += 1
 
     def _logged(
         self, call: _Answered, link: _Link, new: Sequence[Item], continues: bool

@@ -91,8 +91,7 @@ class Openhands:
         item = head.item()
         if item:
             return _is_event(item) or _is_run(item)
-        rows = head.rows or ((head.document,) if isinstance(head.document, dict) else ())
-        return any(_is_run(row) for row in rows)
+        return any(_is_run(row) for row in head.objects)
 
     def records(
         self, sources: Sequence[SourceFile], context: ImportContext

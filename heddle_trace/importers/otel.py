@@ -49,8 +49,7 @@ _FAILED: Final = (2, "2", "ERROR", "STATUS_CODE_ERROR", "Error")
 
 def _recognises(head: Head) -> bool:
     """OTLP, or objects with attributes of which some are gen_ai's."""
-    rows = head.rows or ((head.document,) if isinstance(head.document, dict) else ())
-    if any(isinstance(row.get(key), list) for row in rows for key in list(_NESTED)[:2]):
+    if any(isinstance(row.get(key), list) for row in head.objects for key in list(_NESTED)[:2]):
         return True
     every = (key for raw in head_objects(head, _NESTED) for key in _attributes(raw))
     return any(key.startswith("gen_ai.") for key in every)

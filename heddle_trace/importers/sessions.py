@@ -1,15 +1,19 @@
 """Sessions that a log interleaves, grouped in memory that does not grow with the log."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
-T = TypeVar("T", bound=msgspec.Struct)
+from heddle_trace.importers.notes import Notes
+from heddle_trace.importers.protocol import ParsedRecord
+from heddle_trace.schema import TrajectoryRecord
+
+T = TypeVar("T", bound=Any)
 
 _BATCH = 1_000
 _CACHE_KIB = 16 * 1024
@@ -60,3 +64,14 @@ class Sessions(Generic[T]):
         )
         for session, group in groupby(rows, key=itemgetter(0)):
             yield session, [self._decoder.decode(part) for _, part in group]
+
+    def records(
+        self, notes: Notes, make: Callable[[str, list[T]], TrajectoryRecord | None]
+    ) -> Iterator[ParsedRecord]:
+        """The record that `make` makes of each session, if it makes one."""
+        for session, parts in self:
+            where: str = parts[0].where
+            with notes.guard(where):
+                record = make(session, parts)
+                if record is not None:
+                    yield ParsedRecord(where, record)

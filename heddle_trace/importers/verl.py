@@ -10,6 +10,7 @@ tools, and no mask that separates them.
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -109,9 +110,7 @@ class Verl:
                     with context.notes.guard(where):
                         name = f"{source.label}/{number}"
                         sessions.add(*_part(row, name, where, source, context.tokens))
-            for sample, parts in sessions:
-                with context.notes.guard(parts[0].where):
-                    yield ParsedRecord(parts[0].where, _record(sample, parts, context))
+            yield from sessions.records(context.notes, partial(_record, context=context))
 
 
 def _part(
