@@ -47,18 +47,20 @@ class FixedPlan:
                 f"{', '.join(map(str, (shape, *context.other_shapes)))}; "
                 "choose a TP degree that divides the number of GPUs"
             )
-        self._plan = ResourcePlan(
-            engines=tuple(
-                EngineSpec(engine=EngineId(f"e{i}"), shape=engine, max_running=context.max_running)
-                for i, engine in enumerate(shapes)
-            )
-        )
+        self._plan = ResourcePlan(engines=_engines(shapes, context))
 
     def plan(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
     ) -> ResourcePlan | PlanProblem:
         """Return the same plan for any trajectories; homes are left to the placement part."""
         return self._plan
+
+
+def _engines(shapes: Sequence[EngineShape], context: PolicyContext) -> tuple[EngineSpec, ...]:
+    return tuple(
+        EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=context.max_running)
+        for i, shape in enumerate(shapes)
+    )
 
 
 def _counts(pools: Mapping[str, int]) -> str:
@@ -336,14 +338,8 @@ class EqualProgressPlan:
             chosen = _simplest_near_least(makespans_s, single=len(single))
             mix, makespan_s = mixes[chosen], makespans_s[chosen]
         widest_first = sorted(mix, key=lambda shape: -shape.gpus)
-        engines = [shape for shape in widest_first for _ in range(mix[shape])]
-        return ResourcePlan(
-            engines=tuple(
-                EngineSpec(engine=EngineId(f"e{i}"), shape=shape, max_running=context.max_running)
-                for i, shape in enumerate(engines)
-            ),
-            estimated_makespan_s=makespan_s,
-        )
+        engines = _engines([shape for shape in widest_first for _ in range(mix[shape])], context)
+        return ResourcePlan(engines=engines, estimated_makespan_s=makespan_s)
 
     def _fitting(self, by_shape: Iterable[EngineShape]) -> dict[str, list[EngineShape]]:
         """Shapes of each class that its pool has GPUs for, narrowest first."""

@@ -8,6 +8,7 @@ counts of the provider. Harbor writes `agent/trajectory.json` in the folder of a
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from heddle_trace.importers.generations import (
 )
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.objects import objects
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import named_in
 from heddle_trace.limits import Tokens
@@ -94,9 +95,7 @@ class Atif:
         rows = head.objects or (head.item(),)
         return any(str(row.get("schema_version")).startswith(_VERSION) for row in rows)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a trajectory or sub-agent."""
         for source in sources:
             for number, (where, raw) in enumerate(objects(source, context.notes), start=1):
@@ -179,12 +178,8 @@ def _group(trajectory: _Trajectory, source: SourceFile) -> str:
     trial = _TRIAL.fullmatch(folder.parent.name) if folder.name == "agent" else None
     if trial is not None:
         return identifier(trial["task"])
-    first = []
-    for step in trajectory.steps:
-        if step.source == "agent":
-            break
-        first.append((step.source, _json(step.message)))
-    return f"prompt-{fingerprint(*first)}"
+    first = takewhile(lambda step: step.source != "agent", trajectory.steps)
+    return f"prompt-{fingerprint(*((step.source, _json(step.message)) for step in first))}"
 
 
 def _json(value: Any) -> str:

@@ -5,7 +5,7 @@ published. Sub-agents are in the file of their session (`isSidechain`) or in one
 (`agentId`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,7 +14,7 @@ from heddle_trace.importers.chat import Message, Role, generations_of, prompt_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED, fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
@@ -94,9 +94,7 @@ class ClaudeCode:
         """Lines of a session with messages, or with what comes before the first."""
         return any("type" in row and ("sessionId" in row or "leafUuid" in row) for row in head.rows)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a session, and one for each of its sub-agents."""
         with Sessions(_Part) as sessions:
             for source in sources:

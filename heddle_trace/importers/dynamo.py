@@ -5,7 +5,7 @@ a harness reports them, `tool_end` and `tool_error` rows; a session may span sev
 Agentic Mooncake rows name what they wait for, and how long after it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,7 @@ from heddle_trace.importers.generations import (
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
@@ -143,9 +143,7 @@ class Dynamo:
             for row in head.rows
         )
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a session; all files are one trace."""
         rows = _Rows(context)
         with Sessions(_Part) as sessions:

@@ -21,7 +21,7 @@ from heddle_trace.importers.generations import (
 )
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.openai_messages import ChatMessage, message_of
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile, converted, decoded
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
@@ -100,9 +100,7 @@ class Inspect:
         """A zip archive, or a document with the evaluation."""
         return head.zipped or (head.has("eval", "version") and "status" in head.document)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """The records of each sample."""
         for source in sources:
             evaluation, samples = _opened(source, context)
@@ -162,23 +160,22 @@ def _records(
 
 def _outcome(sample: _Sample) -> bool | None:
     """The first score, if it is yes or no."""
-    for score in (sample.scores or {}).values():
-        match score.value:
-            case "C" | True | 1:
-                return True
-            case "I" | "N" | False | 0:
-                return False
-        break
+    match _score(sample):
+        case "C" | True | 1:
+            return True
+        case "I" | "N" | False | 0:
+            return False
     return None
 
 
 def _reward(sample: _Sample) -> float | None:
     """The first score, as a number: correct 1, partly 0.5, incorrect or no answer 0."""
-    for score in (sample.scores or {}).values():
-        if isinstance(score.value, str):
-            return _GRADES.get(score.value)
-        return reward_of(score.value)
-    return None
+    score = _score(sample)
+    return _GRADES.get(score) if isinstance(score, str) else reward_of(score)
+
+
+def _score(sample: _Sample) -> Any:
+    return next((score.value for score in (sample.scores or {}).values()), None)
 
 
 _GRADES: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}

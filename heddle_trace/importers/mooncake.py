@@ -6,7 +6,7 @@ later rows hold only what was added to a prompt ("mooncake-delta") cannot be dis
 not meant.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -16,7 +16,7 @@ from heddle_trace.importers.generations import LoggedGeneration, derive_added, i
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.joining import PrefixJoin
 from heddle_trace.importers.notes import DamagedError
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
@@ -73,9 +73,7 @@ class Mooncake:
             for row in head.rows
         )
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a conversation; a session id may go on from file to file, hashes may not."""
         began_s = float("inf")
         with Sessions(_Part) as sessions:

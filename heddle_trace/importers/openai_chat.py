@@ -7,13 +7,14 @@ as proxies write them; they are joined by a session id where there is one, else 
 of a later call begin with those of an earlier one and its answer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
-from heddle_trace.importers.chat import Message, generations_of, prompt_of
+from heddle_trace.importers.chat import ROLES, Message, generations_of, prompt_of
 from heddle_trace.importers.generations import (
     fingerprint,
     identifier,
@@ -34,7 +35,7 @@ from heddle_trace.importers.logged_calls import (
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.objects import objects_of_parts
 from heddle_trace.importers.openai_messages import ChatMessage, Usage, message_of
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.schema import TrajectoryRecord
@@ -85,9 +86,7 @@ class OpenaiChat:
             return _is_message(item) or _has_messages(item)
         return any(_has_messages(row) for row in head.rows) or _has_messages(document)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a conversation."""
         with Sessions(LoggedCall) as sessions:
             calls = _Calls(context)
@@ -134,12 +133,8 @@ def _answer(row: _Row) -> ChatMessage | None:
 
 
 def _group(raw: dict[str, Any], messages: Sequence[ChatMessage]) -> str:
-    first = []
-    for message in messages:
-        if message.role in ("assistant", "model", "ai"):
-            break
-        first.append((message.role, msgspec.json.encode(message.content)))
-    return group_of(raw, first)
+    first = takewhile(lambda message: ROLES.get(message.role) != "assistant", messages)
+    return group_of(raw, [(each.role, msgspec.json.encode(each.content)) for each in first])
 
 
 def _conversation(

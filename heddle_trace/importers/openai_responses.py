@@ -9,9 +9,10 @@ or session that the log names, else the call whose input and output its own inpu
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -39,7 +40,7 @@ from heddle_trace.importers.openai_items import (
     tokens_of,
 )
 from heddle_trace.importers.openai_messages import Usage
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile, converted
 
@@ -118,9 +119,7 @@ class OpenaiResponses:
             return _response_of(head.item()) is not None
         return any(_response_of(row) is not None for row in head.objects)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a chain."""
         with Sessions(LoggedCall) as sessions:
             chains = _Chains(context)
@@ -307,9 +306,7 @@ def _kept(conversation: str | None) -> str | None:
 def _group(call: _Answered, items: Sequence[Item]) -> str:
     if not items or call.previous is not None:
         return group_of(call.raw, (call.name,))
-    first = []
-    for item in items:
-        if item.type != "message" or ROLES.get(item.role or "") == "assistant":
-            break
-        first.append(block_of(item))
-    return group_of(call.raw, first or (call.name,))
+    first = takewhile(
+        lambda item: item.type == "message" and ROLES.get(item.role or "") != "assistant", items
+    )
+    return group_of(call.raw, [block_of(item) for item in first] or (call.name,))

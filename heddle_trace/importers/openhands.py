@@ -7,7 +7,7 @@ openhands/events/serialization/event.py of All-Hands-AI/OpenHands), and the metr
 generation ended, that of an observation when the tool had answered.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from heddle_trace.importers.generations import UNNAMED, fingerprint, identifier,
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.objects import objects_of_parts
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import id_in
 from heddle_trace.limits import Tokens
@@ -93,9 +93,7 @@ class Openhands:
             return _is_event(item) or _is_run(item)
         return any(_is_run(row) for row in head.objects)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a run."""
         for source in sources:
             runs = objects_of_parts(source, context.notes, "history", _is_event)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
@@ -32,6 +32,9 @@ class ImportContext:
         return self.workload or usual
 
 
+Records: TypeAlias = Iterator[ParsedRecord]
+
+
 class Importer(Protocol):
     """One format. Its module cites the description of the format."""
 
@@ -44,9 +47,7 @@ class Importer(Protocol):
         """Whether a file that begins like this is of the format. Never raises."""
         ...
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """The records of all files, read as a stream.
 
         Damaged records go through `context.notes.guard`. Raises TraceError for a file as a whole.

@@ -22,7 +22,7 @@ from heddle_trace.importers.generations import (
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.objects import objects
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.span_fields import calls_in, tokens_in
@@ -115,9 +115,7 @@ class SpanFormat:
     read: ReadSpan
     within: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda raw: (raw,)
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record an agent of a trace, or a session of traces.
 
         Memory holds the spans of one trace, or the runs of one session.

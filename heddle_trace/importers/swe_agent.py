@@ -6,7 +6,7 @@ messages; `info.model_stats` totals of tokens.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from heddle_trace.importers.chat import text_of
 from heddle_trace.importers.generations import UNNAMED, LoggedGeneration, identifier, steps_of
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.tokens import apportioned
 from heddle_trace.limits import Tokens
@@ -80,9 +80,7 @@ class SweAgent:
         steps = head.document["trajectory"]
         return not steps or (isinstance(steps[0], dict) and "action" in steps[0])
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a file."""
         for source in sources:
             before = context.notes.damaged

@@ -19,7 +19,7 @@ from heddle_trace.importers.generations import (
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import Usage
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.schema import TrajectoryRecord
 
@@ -87,9 +87,7 @@ class Tau2:
             return True
         return head.has("info", "tasks") and "environment_info" in (head.document["info"] or {})
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a simulation."""
         for source in sources:
             info = source.first("info", _Info) or _Info()

@@ -25,7 +25,7 @@ from heddle_trace.importers.generations import (
     steps_of,
 )
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.protocol import ImportContext, ParsedRecord
+from heddle_trace.importers.protocol import ImportContext, Records
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.importers.tokens import Counter
@@ -100,9 +100,7 @@ class Verl:
             for row in head.rows
         )
 
-    def records(
-        self, sources: Sequence[SourceFile], context: ImportContext
-    ) -> Iterator[ParsedRecord]:
+    def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
         """One record a sample of a prompt."""
         with Sessions(_Part) as sessions:
             for source in sources:
