@@ -311,8 +311,7 @@ def passed_on(path: str) -> Handler:
 
 async def list_models(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /v1/models``."""
-    model = front.model
-    return json_response(models_response(model.names, model.context_tokens))
+    return json_response(models_response(front.model))
 
 
 def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Identity:

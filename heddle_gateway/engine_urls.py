@@ -10,8 +10,8 @@ from typing import Any, Final
 from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec
 from heddle_gateway.errors import ApiError, unavailable
-from heddle_gateway.front import ServedModel
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.openai_api import ServedModel
 from heddle_runtime.vllm_http.endpoint import UnreachableError, UrlError, base_of
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError
@@ -30,8 +30,7 @@ class _Engine:
 
 
 class RegisteredEngines:
-    """Engines that join the gateway by URL, at any time; implements `EngineUrls` and
-    `EngineControl`.
+    """Engines that join the gateway by URL, at any time; implements `EngineControl`.
 
     Each has a name of its own, `e0` and so on, and the TP degree that its server says or that is
     given.
@@ -109,7 +108,13 @@ class RegisteredEngines:
         self._expected.clear()
 
     async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Register an engine after a probe; one that is registered is probed again."""
+        """Register an engine after a probe; one that is registered is probed again.
+
+        Returns what it is, `id` and `url` among it.
+
+        Raises:
+            ApiError: it cannot be used, or is leaving.
+        """
         tp = _positive(options, "tp")
         slots = _positive(options, "max_running")
         key = options.get("api_key")
@@ -174,7 +179,10 @@ class RegisteredEngines:
         model.context_tokens = min(model.context_tokens, facts.longest)
 
     def remove(self, engine: str, *, drain: bool) -> Mapping[str, Any] | None:
-        """Take out an engine, after its running steps if `drain`; otherwise they run elsewhere."""
+        """Take out an engine, after its running steps if `drain`; otherwise they run elsewhere.
+
+        Returns what it is; None if it was not there.
+        """
         found = self._known(engine)
         if found is None:
             return self._expect_no_more(engine)

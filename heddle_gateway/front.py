@@ -12,10 +12,11 @@ import msgspec
 from aiohttp import web
 
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.metrics import Metrics
-from heddle_gateway.openai_api import parse_body
+from heddle_gateway.openai_api import ServedModel, parse_body
 from heddle_gateway.rendering import Renderer
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.probe import EndpointFacts
@@ -25,29 +26,6 @@ Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamRespon
 Answering: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MOST_OPEN: Final = 65_536
 _LOG: Final = logging.getLogger(__name__)
-
-
-class EngineUrls(Protocol):
-    """Engines that are registered by URL."""
-
-    async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Register an engine after a probe; return what it is, `id` and `url` among it.
-
-        Raises:
-            ApiError: it cannot be used, or is leaving.
-        """
-        ...
-
-    def remove(self, engine: str, *, drain: bool) -> Mapping[str, Any] | None:
-        """Take out an engine by id or URL, after its running steps if `drain`.
-
-        Returns what it is; None if it was not there.
-        """
-        ...
-
-    def registered(self) -> Sequence[Mapping[str, Any]]:
-        """Return the engines, each with `id` and `url`."""
-        ...
 
 
 class EngineControl(Protocol):
@@ -72,16 +50,6 @@ class EngineControl(Protocol):
 
     @property
     def names(self) -> Sequence[str]: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class ServedModel:
-    """The model that all engines serve."""
-
-    names: tuple[str, ...] = ()
-    """Names that requests may give; the first is the default. Empty while no engine is known."""
-    context_tokens: int
-    """Longest prompt and output together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +91,7 @@ class Front:
     """None: token ids only."""
     engine_facts: Callable[[], EndpointFacts | None] = lambda: None
     """What engines that answer requests themselves are; None where they only make tokens."""
-    engine_urls: EngineUrls | None = None
+    engine_urls: RegisteredEngines | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
     metrics: Metrics = field(default_factory=Metrics)

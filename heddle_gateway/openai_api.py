@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -222,19 +223,18 @@ def generate_response(
     return response
 
 
-def models_response(models: Sequence[str], context_tokens: int) -> dict[str, Any]:
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """The model that all engines serve."""
+
+    names: tuple[str, ...] = ()
+    """Names that requests may give; the first is the default. Empty while no engine is known."""
+    context_tokens: int
+    """Longest prompt and output together."""
+
+
+def models_response(model: ServedModel) -> dict[str, Any]:
     """Return the list of models."""
-    created = int(time.time())
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "heddle",
-                "max_model_len": context_tokens,
-            }
-            for name in models
-        ],
-    }
+    about = {"object": "model", "created": int(time.time()), "owned_by": "heddle"}
+    about["max_model_len"] = model.context_tokens
+    return {"object": "list", "data": [{"id": name, **about} for name in model.names]}

@@ -18,7 +18,8 @@ from campaigns.faults.mock_faults import Fault
 from campaigns.faults.mock_vllm import MockVllm
 from heddle_gateway.app import listening
 from heddle_gateway.engine_urls import RegisteredEngines
-from heddle_gateway.front import Front, ServedModel
+from heddle_gateway.front import Front
+from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.rendering import RenderingEngines
 from heddle_runtime.virtual_time import VirtualTimeLoop
 from heddle_runtime.vllm_http.launcher import HttpLauncher

@@ -30,8 +30,9 @@ from heddle_gateway.app import listening, raise_file_limit
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
-from heddle_gateway.front import Front, ServedModel
+from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.rendering import RenderingEngines
 from heddle_gateway.sessions import SessionLimits
 from heddle_rollout.core import RecordedCore

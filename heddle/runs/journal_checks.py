@@ -6,7 +6,6 @@ table; the readers of journals rely on what is checked here.
 
 import json
 from collections import Counter
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -57,12 +56,6 @@ def _validate(table: pa.Table) -> None:
                 raise pa.ArrowInvalid("a code of a word is out of bounds")
 
 
-@cache
-def _columns(name: str) -> tuple[tuple[str, bool], ...]:
-    """Columns of an event or command class, and whether each of its rows has a value there."""
-    return tuple((f.column, not f.optional) for f in layouts()[name].plain)
-
-
 def _missing(table: pa.Table) -> str | None:
     """A column with more or fewer values than its events and commands have."""
     least, most = Counter[str](), Counter[str]()
@@ -74,9 +67,9 @@ def _missing(table: pa.Table) -> str | None:
         if name not in layouts():
             most.update(dict.fromkeys(set(schema().names) - set(_OF_ALL_ROWS), rows))
             continue  # readers say that they do not know it
-        for column, always in _columns(name):
-            most[column] += rows
-            least[column] += rows if always else 0
+        for field in layouts()[name].plain:
+            most[field.column] += rows
+            least[field.column] += 0 if field.optional else rows
     for column in most:
         values = len(table) - table.column(column).null_count
         if not least[column] <= values <= most[column]:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator
 from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -79,24 +78,10 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
 
 
 def _without_footer(path: Path) -> pa.Table:
-    """Read the whole batches of an Arrow file that was cut off.
-
-    Dictionaries only grow in such a file, so the last one serves all batches.
-    """
-    found = schema()
-    columns: dict[str, list[Any]] = {}
-    words: dict[str, Any] = {}
-    for batch in _stream(path):
-        found = batch.schema
-        for name, values in zip(found.names, batch.columns, strict=True):
-            if isinstance(values, pa.DictionaryArray):
-                words[name] = values.dictionary
-                values = values.indices
-            columns.setdefault(name, []).append(values)
-    for name, dictionary in words.items():
-        columns[name] = [pa.DictionaryArray.from_arrays(c, dictionary) for c in columns[name]]
-    chunked = [pa.chunked_array(columns.get(field.name, []), field.type) for field in found]
-    return pa.Table.from_arrays(chunked, schema=found)
+    """Read the whole batches of an Arrow file that was cut off; dictionaries grow from each on."""
+    batches = list(_stream(path))
+    found = batches[0].schema if batches else schema()
+    return pa.Table.from_batches(batches, found).unify_dictionaries()
 
 
 def _stream(path: Path) -> Iterator[pa.RecordBatch]:

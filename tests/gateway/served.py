@@ -26,7 +26,8 @@ async def served(
     *, settings: dict[str, Any] | None = None, **options: Any
 ) -> AsyncIterator[Served]:
     from heddle_gateway.app import listening
-    from heddle_gateway.front import Front, FrontSettings, ServedModel
+    from heddle_gateway.front import Front, FrontSettings
+    from heddle_gateway.openai_api import ServedModel
 
     bench = Served(**({"speed": 50.0} | options))
     bench.front = Front(

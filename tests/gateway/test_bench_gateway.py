@@ -51,7 +51,8 @@ async def gateway_over(ports: list[int]) -> AsyncIterator[tuple[Bench, int]]:
     """A gateway over mock engines, and its port."""
     from heddle_gateway.app import listening
     from heddle_gateway.engine_urls import RegisteredEngines
-    from heddle_gateway.front import Front, ServedModel
+    from heddle_gateway.front import Front
+    from heddle_gateway.openai_api import ServedModel
     from heddle_gateway.rendering import RenderingEngines
 
     launcher = HttpLauncher()

@@ -93,7 +93,8 @@ async def registered(
     """A gateway to which engines by URL come; the first servers are registered."""
     from heddle_gateway.app import listening
     from heddle_gateway.engine_urls import RegisteredEngines
-    from heddle_gateway.front import Front, FrontSettings, ServedModel
+    from heddle_gateway.front import Front, FrontSettings
+    from heddle_gateway.openai_api import ServedModel
     from heddle_gateway.rendering import RenderingEngines
 
     running = [await FakeVllm(key=KEY).start() for _ in range(servers + more)]

@@ -227,7 +227,8 @@ def test_requests_are_aborted_by_id_or_all_and_answer_with_the_tokens_so_far():
 
 def test_a_weight_sync_that_nobody_ends_is_given_up_and_a_later_pause_is_not():
     from heddle_gateway.control import WEIGHT_SYNC_S, begin_weight_sync
-    from heddle_gateway.front import Front, ServedModel
+    from heddle_gateway.front import Front
+    from heddle_gateway.openai_api import ServedModel
 
     async def main() -> None:
         bench = Bench()
