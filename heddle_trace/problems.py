@@ -37,27 +37,18 @@ _EXPECTED: Final = {
     "trajectory_id": f"{_NAME}, unique in the file",
     "group_id": f"{_NAME}; the samples of one prompt share it",
     "workload": f"{_NAME}, such as coding, search or math",
-    "prompt_tokens": _TOKENS,
-    "arrival_s": _CLOCK,
     "steps": f"a list of 1 to {MAX_STEPS:,} steps; leave out a trajectory that never generated",
-    "source": f"{_NAME} or null",
-    "outcome": _FLAG,
-    "truncated": _FLAG,
     "reward": f"a number from -{MAX_REWARD:g} to {MAX_REWARD:g}, or null",
-    "reward_s": _WAIT,
-    "env_start_s": _WAIT,
     "step": f"a whole number from 0 to {MAX_RL_STEP:,}, the step of training, or null",
-    "output_tokens": _TOKENS,
     "tool": f"{_NAME}, 'unspecified' when its name is not known, or null when nothing ran",
-    "tool_s": _WAIT,
-    "tool_tokens": _TOKENS,
-    "tool_ok": _FLAG,
-    "llm_s": _WAIT,
-    "t_s": _CLOCK,
-    "input_tokens": _TOKENS,
-    "cached_tokens": _TOKENS,
     "n_tools": f"a whole number from 0 to {MAX_PARALLEL_TOOLS:,}, or null",
+    **dict.fromkeys(("prompt_tokens", "output_tokens", "tool_tokens"), _TOKENS),
+    **dict.fromkeys(("input_tokens", "cached_tokens"), _TOKENS),
+    **dict.fromkeys(("reward_s", "env_start_s", "tool_s", "llm_s"), _WAIT),
+    **dict.fromkeys(("arrival_s", "t_s"), _CLOCK),
+    **dict.fromkeys(("outcome", "truncated", "tool_ok"), _FLAG),
 }
+"""Of each field; others are names or null."""
 
 
 @dataclass(frozen=True, slots=True)
