@@ -15,6 +15,7 @@ import msgspec
 
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.openai_api import counted_usage
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
 
@@ -197,7 +198,7 @@ class WordRenderer:
         end: GenerationEnd,
     ) -> dict[str, Any]:
         chat = endpoint.endswith("chat/completions")
-        message, made = self._message(output_ids), len(output_ids)
+        message = self._message(output_ids)
         self._made += 1
         choice: dict[str, Any] = {
             "index": 0,
@@ -218,11 +219,7 @@ class WordRenderer:
             "created": int(time.time()),
             "model": body.get("model") or self._model,
             "choices": [choice],
-            "usage": {
-                "prompt_tokens": len(rendered.prompt_ids),
-                "completion_tokens": made,
-                "total_tokens": len(rendered.prompt_ids) + made,
-            },
+            "usage": counted_usage(len(rendered.prompt_ids), len(output_ids), None),
         }
         if body.get("return_token_ids"):
             response["prompt_token_ids"] = list(rendered.prompt_ids)

@@ -297,26 +297,15 @@ def _empty(
     """The response to a body of which nothing was generated."""
     chat = endpoint == CHAT
     output = {"message": {"role": "assistant", "content": ""}} if chat else {"text": ""}
-    prompt_tokens = len(rendered.prompt_ids)
+    prompt = len(rendered.prompt_ids)
+    choice = {"index": 0, **output, "logprobs": None, "finish_reason": end.finish_reason}
     return {
         "id": rendered.features.get("request_id") or "",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
         "model": body.get("model"),
-        "choices": [
-            {
-                "index": 0,
-                **output,
-                "logprobs": None,
-                "finish_reason": end.finish_reason,
-                "stop_reason": end.stop_reason,
-            }
-        ],
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": 0,
-            "total_tokens": prompt_tokens,
-        },
+        "choices": [choice | {"stop_reason": end.stop_reason}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": 0, "total_tokens": prompt},
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from heddle_trace.importers.chat import Message, Role, generations_of, prompt_of, text_of
+from heddle_trace.importers.chat import Message, generations_of, prompt_of, text_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED, fingerprint, identifier, steps_of
 from heddle_trace.importers.heads import Head
@@ -54,26 +54,19 @@ class _Line(msgspec.Struct, rename="camel"):
 
 
 class _Part(msgspec.Struct, array_like=True):
-    """One line, without its text. `began` is the fingerprint of a person's message."""
+    """One line, its message without text. `began` is the fingerprint of a person's message."""
 
     where: str
     file: str
-    role: Role
     uuid: str
     parent: str
     side: bool
     agent: str
-    time_s: float | None
-    tokens: int
-    calls: tuple[str, ...] = ()
-    failed: bool | None = None
+    message: Message
     began: str = ""
     message_id: str = ""
     model: str | None = None
-    output: int | None = None
     final: bool = False
-    input: int | None = None
-    cached: int | None = None
 
 
 _LINES = msgspec.json.Decoder(_Line)
@@ -122,13 +115,13 @@ def _part(line: _Line, where: str, source: SourceFile, context: ImportContext) -
     part = _Part(
         where=where,
         file=source.path.name,
-        role="assistant" if line.type == "assistant" else "user",
         uuid=line.uuid or where,
         parent=line.parent_uuid or "",
         side=line.is_sidechain,
         agent=line.agent_id or "",
-        time_s=seconds(line.timestamp),
-        tokens=0,
+        message=Message(
+            "assistant" if line.type == "assistant" else "user", 0, time_s=seconds(line.timestamp)
+        ),
     )
     blocks = body.content if isinstance(body.content, list) else [body.content]
     if line.type == "assistant":
@@ -140,31 +133,31 @@ def _part(line: _Line, where: str, source: SourceFile, context: ImportContext) -
 
 def _generated(part: _Part, body: _Body, blocks: Sequence[Any], context: ImportContext) -> None:
     usage = body.usage or _Usage()
-    cached = usage.cache_read_input_tokens or 0
+    cached, message = usage.cache_read_input_tokens or 0, part.message
     part.message_id, part.model = body.id or part.uuid, body.model
-    part.output, part.final = usage.output_tokens, body.stop_reason is not None
-    part.input = usage.input_tokens + (usage.cache_creation_input_tokens or 0) + cached or None
-    part.cached = usage.cache_read_input_tokens
+    message.output, part.final = usage.output_tokens, body.stop_reason is not None
+    message.input = usage.input_tokens + (usage.cache_creation_input_tokens or 0) + cached or None
+    message.cached = usage.cache_read_input_tokens
     for block in blocks:
         if isinstance(block, dict) and block.get("type") in ("tool_use", "server_tool_use"):
             name = str(block.get("name") or UNNAMED)
-            part.calls = (*part.calls, name)
+            message.calls = (*message.calls, name)
             given = msgspec.json.encode(block.get("input")).decode()
-            part.tokens += context.tokens.count(name + given)
+            message.tokens += context.tokens.count(name + given)
         elif not (isinstance(block, dict) and block.get("type") == "redacted_thinking"):
-            part.tokens += text_of(block, context.tokens, context.notes)
+            message.tokens += text_of(block, context.tokens, context.notes)
 
 
 def _appended(part: _Part, line: _Line, blocks: Sequence[Any], context: ImportContext) -> None:
     results = [b for b in blocks if isinstance(b, dict) and b.get("type") == "tool_result"]
     for block in blocks:
         inner = block.get("content") if isinstance(block, dict) and block in results else block
-        part.tokens += text_of(inner, context.tokens, context.notes)
+        part.message.tokens += text_of(inner, context.tokens, context.notes)
     if results:
-        part.role = "tool"
-        part.failed = any(bool(block.get("is_error")) for block in results)
+        part.message.role = "tool"
+        part.message.failed = any(bool(block.get("is_error")) for block in results)
     elif line.is_meta:
-        part.role = "system"
+        part.message.role = "system"
     else:
         part.began = fingerprint(line.cwd, msgspec.json.encode(blocks))
 
@@ -195,7 +188,7 @@ def _record(
         context.notes.drop("sessions without a generation")
         return None
     began = next((part.began for part in parts if part.began), "")
-    first = next(part for part in parts if part.role == "assistant")
+    first = next(part for part in parts if part.message.role == "assistant")
     return TrajectoryRecord(
         trajectory_id=identifier(f"{session}/{lane}") if lane else session,
         group_id=f"prompt-{began}" if began else session,
@@ -214,18 +207,19 @@ def _messages(parts: Sequence[_Part]) -> list[Message]:
     messages: list[Message] = []
     generated: dict[str, Message] = {}
     for part in parts:
-        message = generated.get(part.message_id) if part.role == "assistant" else None
+        own = part.message
+        message = generated.get(part.message_id) if own.role == "assistant" else None
         if message is None:
             before = messages[-1].time_s if messages else None
-            message = Message(part.role, 0, start_s=before, failed=part.failed)
+            message = Message(own.role, 0, start_s=before, failed=own.failed)
             messages.append(message)
-            if part.role == "assistant":
+            if own.role == "assistant":
                 generated[part.message_id] = message
-        message.tokens += part.tokens
-        message.calls = (*message.calls, *part.calls)
-        message.time_s = part.time_s if part.time_s is not None else message.time_s
-        message.input = part.input if part.input is not None else message.input
-        message.cached = part.cached if part.cached is not None else message.cached
-        if part.output is not None and (part.final or part.output > message.tokens):
-            message.output = max(part.output, message.output or 0)
+        message.tokens += own.tokens
+        message.calls = (*message.calls, *own.calls)
+        message.time_s = own.time_s if own.time_s is not None else message.time_s
+        message.input = own.input if own.input is not None else message.input
+        message.cached = own.cached if own.cached is not None else message.cached
+        if own.output is not None and (part.final or own.output > message.tokens):
+            message.output = max(own.output, message.output or 0)
     return messages

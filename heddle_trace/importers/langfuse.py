@@ -33,12 +33,7 @@ _KINDS: Final[Mapping[str, SpanKind]] = {
     "TOOL": "tool",
     "RETRIEVER": "tool",
     "AGENT": "agent",
-    "SPAN": "other",
-    "EVENT": "other",
-    "CHAIN": "other",
-    "EVALUATOR": "other",
-    "EMBEDDING": "other",
-    "GUARDRAIL": "other",
+    **dict.fromkeys(("SPAN", "EVENT", "CHAIN", "EVALUATOR", "EMBEDDING", "GUARDRAIL"), "other"),
 }
 
 
