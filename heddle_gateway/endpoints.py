@@ -5,6 +5,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -45,24 +46,22 @@ DEADLINE: Final = "X-Heddle-Deadline-S"
 """Header with the seconds after which a client wants no answer any more."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Exchange:
     """One request of a client and its step."""
 
-    def __init__(
-        self,
-        front: Front,
-        request: web.Request,
-        endpoint: str,
-        body: dict[str, Any],
-        rendered: Rendered,
-        step: ClientStep,
-        request_id: str,
-    ) -> None:
-        self.front, self.request, self.endpoint = front, request, endpoint
-        self.body, self.rendered, self.step = body, rendered, step
-        self.request_id = request_id
-        prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-"}.get(endpoint, "")
-        self.name = prefix + request_id
+    front: Front
+    request: web.Request
+    endpoint: str
+    body: dict[str, Any]
+    rendered: Rendered
+    step: ClientStep
+    request_id: str
+
+    @property
+    def name(self) -> str:
+        """The id of the answer."""
+        return {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-"}.get(self.endpoint, "") + self.request_id
 
     async def whole(self) -> web.Response:
         """Wait for the end, and answer with everything."""
