@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from heddle_core.commands import Cancel, Command, Dispatch, StartEngine
 from heddle_core.events import (
@@ -25,6 +24,7 @@ from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, RolloutError
 from heddle_rollout.engines import Launcher
+from heddle_rollout.services import Predictions, Solver
 from heddle_runtime.clock import RunClock
 
 SWEEP_S = 0.25
@@ -57,15 +57,18 @@ class Gateway:
         launcher: Launcher,
         clock: RunClock,
         *,
+        predictions: Predictions | None = None,
+        solver: Solver | None = None,
         sessions: SessionLimits | None = None,
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
         engine_wait_s: float = 300.0,
         on_note: Callable[[str], None] = lambda note: None,
-        **options: Any,
+        report_interval_s: float,
+        report_delay_s: float = 0.0,
     ) -> None:
         """Made inside a running event loop. Steps that wait for `engine_wait_s` without any engine
         end with an error. `on_note` gets messages for the owner of the engines. `Driver` gets the
-        options.
+        rest.
         """
         self._loop = asyncio.get_running_loop()
         self._clock = clock
@@ -107,9 +110,12 @@ class Gateway:
             _Observed(core, self._observe),
             launcher,
             clock,
+            predictions=predictions,
+            solver=solver,
+            report_interval_s=report_interval_s,
+            report_delay_s=report_delay_s,
             on_idle=self._on_idle,
             on_error=self._on_error,
-            **options,
         )
 
     # -- life --------------------------------------------------------------------------------------
