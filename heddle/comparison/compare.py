@@ -16,16 +16,15 @@ from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.cost.objective import Objective, objective_value, prices_for
+from heddle.cost.objective import Objective, best_rows, objective_value, prices_for, ranked
 from heddle.cost.prices import Prices, RunCost
-from heddle.executor import Executor, Report, WorkerError
-from heddle.executor_choice import ExecutorKind, executor_for
+from heddle.executor import Report
+from heddle.executor_choice import ExecutorKind, run_all
 from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
-from heddle.signals import StopSignals
 from heddle.simulation import RunResult, simulate
 from heddle.workload import Workload
 
@@ -66,7 +65,7 @@ class PolicyResult:
 
     def value(self, objective: Objective) -> float:
         """What the objective makes least: mean seconds, or mean dollars."""
-        return objective_value(objective, seconds=self.makespan_s.mean, dollars=self.cost.dollars)
+        return objective_value(objective, self.makespan_s.mean, self.cost)
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
@@ -126,7 +125,7 @@ class Comparison:
     @property
     def ranking(self) -> tuple[PolicyResult, ...]:
         """`best` by the objective; equals in their order."""
-        return tuple(sorted(self.best, key=lambda p: p.value(self.objective)))
+        return ranked(self.best, self.objective)
 
     @property
     def best_baseline(self) -> PolicyResult | None:
@@ -194,14 +193,12 @@ class Comparison:
     def _resources(self) -> dict[str, Any]:
         """Settings of the cluster that are not the defaults, and that a reader must know."""
         cluster = self.config.cluster
-        found: dict[str, Any] = {}
-        if cluster.engine_start_s is not None:
-            found["engine_start_s"] = cluster.engine_start_s
-        if cluster.standby_tp:
-            found["standby_tp"] = list(cluster.standby_tp)
-        if cluster.host_kv != "none":
-            found["host_kv"] = cluster.host_kv
-        return found
+        found = {
+            "engine_start_s": cluster.engine_start_s,
+            "standby_tp": list(cluster.standby_tp) or None,
+            "host_kv": None if cluster.host_kv == "none" else cluster.host_kv,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def compare(
@@ -251,14 +248,11 @@ def compare(
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
-    steps = sum(len(script.steps) for script in first.scripts)
-    runner = executor_for(
-        executor, shared, jobs=jobs, runs=len(configs), steps=steps * len(configs), out=out
-    )
+    steps = len(configs) * sum(len(script.steps) for script in first.scripts)
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
     names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
     watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
-    done = _run_all(runner, one, configs, watch, out)
+    done = run_all(executor, shared, one, configs, jobs=jobs, steps=steps, out=out, watch=watch)
     by_seed = [done[i :: len(variants)] for i in range(len(variants))]
     return Comparison(
         config=config,
@@ -272,24 +266,6 @@ def compare(
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
     )
-
-
-def _run_all(
-    executor: Executor[Workspace],
-    one: Callable[[Workspace, RunConfig, Report | None], RunResult],
-    configs: Sequence[RunConfig],
-    watch: Callable[[Sequence[int]], None] | None,
-    out: Path,
-) -> list[RunResult]:
-    """The results of all runs, in the order of `configs`."""
-    done: dict[int, RunResult] = {}
-    try:
-        with StopSignals():
-            done.update(executor.map(one, configs, watch))
-    except (KeyboardInterrupt, WorkerError) as e:
-        e.add_note(f"{len(done)} of {len(configs)} runs are finished and stay in {out}.")
-        raise
-    return [done[index] for index in range(len(configs))]
 
 
 def _simulate(
@@ -353,33 +329,26 @@ def policy_results(
     objective: Objective,
 ) -> tuple[PolicyResult, ...]:
     """A row for each variant, from its runs."""
-    makespan = [estimate([run.summary["makespan_s"] for run in mine]) for mine in runs]
-    throughput = [estimate([run.summary["throughput_tok_s"] for run in mine]) for mine in runs]
-    cost = [_mean_cost(mine) for mine in runs]
-    least = [
-        objective_value(objective, seconds=time_s.mean, dollars=paid.dollars)
-        for time_s, paid in zip(makespan, cost, strict=True)
-    ]
-    best: dict[tuple[str, bool], int] = {}
-    for row, variant in enumerate(variants):
-        known = best.setdefault(variant.contest, row)
-        if least[row] < least[known]:
-            best[variant.contest] = row
-    reference = throughput[best[variants[0].contest]].mean
-    return tuple(
+    rows = [
         PolicyResult(
             variant=variant,
-            best=best[variant.contest] == row,
-            runs=tuple(runs[row]),
-            makespan_s=makespan[row],
-            throughput_tok_s=throughput[row],
-            cost=cost[row],
-            speedup=throughput[row].mean / reference,
-            bound_fraction=bound.makespan_s / makespan[row].mean,
-            fluid_fraction=ideal.fluid_s / makespan[row].mean,
-            equal_progress_fraction=ideal.equal_progress_s / makespan[row].mean,
+            best=False,
+            runs=tuple(mine),
+            makespan_s=(makespan_s := estimate([run.summary["makespan_s"] for run in mine])),
+            throughput_tok_s=estimate([run.summary["throughput_tok_s"] for run in mine]),
+            cost=_mean_cost(mine),
+            speedup=1.0,
+            bound_fraction=bound.makespan_s / makespan_s.mean,
+            fluid_fraction=ideal.fluid_s / makespan_s.mean,
+            equal_progress_fraction=ideal.equal_progress_s / makespan_s.mean,
         )
-        for row, variant in enumerate(variants)
+        for variant, mine in zip(variants, runs, strict=True)
+    ]
+    best = best_rows(rows, objective, lambda row: row.variant.contest)
+    reference = best[0].throughput_tok_s.mean
+    return tuple(
+        replace(row, best=row in best, speedup=row.throughput_tok_s.mean / reference)
+        for row in rows
     )
 
 

@@ -2,23 +2,51 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from heddle.config_files import ConfigError
-from heddle.cost.prices import Prices, price_option, prices_of
+from heddle.cost.prices import Prices, RunCost, price_option, prices_of
 
 Objective: TypeAlias = Literal["makespan", "cost"]
 """`makespan`: seconds of a rollout, or of an RL step. `cost`: dollars of a rollout, or of the same
 number of trained samples."""
 
 
-def objective_value(objective: Objective, *, seconds: float, dollars: float | None) -> float:
-    """What an objective makes least. `dollars` must be known for `cost` (`check_objective`)."""
+class Row(Protocol):
+    """What an objective ranks."""
+
+    def value(self, objective: Objective, /) -> float:
+        """Seconds or dollars, of which the best row has the least."""
+        ...
+
+
+R = TypeVar("R", bound=Row)
+
+
+def objective_value(objective: Objective, seconds: float, cost: RunCost) -> float:
+    """What an objective makes least. Dollars must be known for `cost` (`check_objective`)."""
     if objective == "makespan":
         return seconds
-    assert dollars is not None, "check_objective comes first"
-    return dollars
+    assert cost.dollars is not None, "check_objective comes first"
+    return cost.dollars
+
+
+def best_rows(
+    rows: Iterable[R], objective: Objective, contest: Callable[[R], Hashable]
+) -> tuple[R, ...]:
+    """The best row of each contest, the first of equals, in the order of the contests."""
+    best: dict[Hashable, R] = {}
+    for row in rows:
+        known = best.setdefault(contest(row), row)
+        if row.value(objective) < known.value(objective):
+            best[contest(row)] = row
+    return tuple(best.values())
+
+
+def ranked(rows: Iterable[R], objective: Objective) -> tuple[R, ...]:
+    """Rows by the objective; equals in their order."""
+    return tuple(sorted(rows, key=lambda row: row.value(objective)))
 
 
 def prices_for(objective: Objective, own: Mapping[str, float], gpus: Collection[str]) -> Prices:

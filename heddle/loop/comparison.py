@@ -1,18 +1,19 @@
 """Several regimes on one trace and cluster, several seeds each: one table."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 from heddle.comparison.estimates import estimate
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, check_objective
 from heddle.executor import Report
-from heddle.executor_choice import ExecutorKind, executor_for
+from heddle.executor_choice import ExecutorKind, run_all
 from heddle.loop.config import LoopConfig
-from heddle.loop.measure import LoopFigures, LoopMeasure, TrainedSample
+from heddle.loop.measure import LoopFigures, TrainedSample, loop_figures
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
 from heddle.runs import files, open_run
@@ -20,31 +21,15 @@ from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.journal_columns import Journal
 from heddle.runs.loop_batches import OF_BATCHES
 from heddle.setup import Workspace
-from heddle.signals import StopSignals
 from heddle.workload import CapacityError
 from heddle_core.commands import Command
 from heddle_core.events import Event, Trained
 from heddle_core.ids import TrajectoryId
 from heddle_core.journal import Sink
 from heddle_core.loop.controller import LoopController
+from heddle_rollout.core import RecordedCore
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One run of a comparison."""
-
-    config: LoopConfig
-    name: str
-    """Of the regime."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    figures: LoopFigures
-    busy: float
-    bound_s: float
 
 
 def compare_regimes(
@@ -77,26 +62,32 @@ def compare_regimes(
     for setup in setups:
         check_objective(objective, setup.prices, setup.gpus_by_class)
     todo = [
-        _Job(
-            replace(s.requested, run=replace(s.requested.run, seed=s.requested.run.seed + i)),
-            s.name,
-        )
+        replace(s.requested, regimes=(s.name,), run=replace(run, seed=run.seed + i))
         for s in setups
+        for run in [s.requested.run]
         for i in range(s.config.seeds)
     ]
-    total = sum(job.config.batches for job in todo)
-    runner = executor_for(
-        executor, shared, jobs=jobs, runs=len(todo), steps=_steps(setups), out=out
+    total = sum(config.batches for config in todo)
+    done = iter(
+        run_all(
+            executor,
+            shared,
+            partial(_run_job, out=out),
+            todo,
+            jobs=jobs,
+            steps=_steps(setups),
+            out=out,
+            watch=None if on_progress is None else lambda done: on_progress(sum(done), total),
+        )
     )
-    watch = None if on_progress is None else lambda done: on_progress(sum(done), total)
-    with StopSignals():
-        done = dict(runner.map(partial(_run_job, out=out), todo, watch))
-    rows, begin = [], 0
-    for setup in setups:
-        end = begin + setup.config.seeds
-        rows.append(_row(setup, [done[index] for index in range(begin, end)]))
-        begin = end
-    return LoopComparison(tried=tuple(rows), objective=objective)
+    rows = tuple(_row(setup, islice(done, setup.config.seeds)) for setup in setups)
+    return LoopComparison(tried=rows, objective=objective)
+
+
+def _row(setup: LoopSetup, runs: Iterable[tuple[LoopFigures, float, float]]) -> RegimeResult:
+    figures, busy, bounds_s = zip(*runs, strict=True)
+    step_s = estimate([each.mean_step_s for each in figures])
+    return RegimeResult(setup=setup, runs=figures, busy=busy, bounds_s=bounds_s, step_s=step_s)
 
 
 def _steps(setups: Sequence[LoopSetup]) -> int:
@@ -141,32 +132,20 @@ def _split(setup: LoopSetup) -> tuple[str, int, int]:
 
 
 def _run_job(
-    shared: Workspace, job: _Job, report: Report | None, *, out: Path | None = None
-) -> _Done:
-    """One run, as a job of an executor."""
-    setup = prepare_loop(job.config, job.name, workspace=shared)
-    batches = 0
+    shared: Workspace, config: LoopConfig, report: Report | None, *, out: Path | None
+) -> tuple[LoopFigures, float, float]:
+    """One run, as a job of an executor: its figures, busy share and bound."""
+    setup = prepare_loop(config, *config.regimes, workspace=shared)
+    batches = count(1)
 
     def trained() -> None:
-        nonlocal batches
-        batches += 1
         if report is not None:
-            report(batches)
+            report(next(batches))
 
     figures, busy, samples = (
         run_loop(setup, trained) if out is None else run_loop_into(out, setup, trained)
     )
-    return _Done(figures, busy, setup.bound_s(samples, figures))
-
-
-def _row(setup: LoopSetup, done: Sequence[_Done]) -> RegimeResult:
-    return RegimeResult(
-        setup=setup,
-        runs=tuple(each.figures for each in done),
-        busy=tuple(each.busy for each in done),
-        bounds_s=tuple(each.bound_s for each in done),
-        step_s=estimate([each.figures.mean_step_s for each in done]),
-    )
+    return figures, busy, setup.bound_s(samples, figures)
 
 
 def run_loop(
@@ -186,23 +165,28 @@ def _run(
     setup: LoopSetup, on_trained: Callable[[], None], sink: Sink, journal: Callable[[], Journal]
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """The same with a sink, and what gives the columns that it has kept."""
-    core = _Recorded(loop_core(setup, setup.run.controller()), on_trained, sink)
+
+    def note(event: Event, commands: Sequence[Command]) -> None:
+        sink(event, commands)
+        if isinstance(event, Trained):
+            on_trained()
+
+    core = _Recorded(loop_core(setup, setup.run.controller()), note)
     simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=core.lose)
     simulation.run()
     gpu_s = simulation.launcher.busy_gpu_s
     may_generate = setup.config.run.cluster.gpus + setup.hybrid_gpus
     share = gpu_s / (may_generate * simulation.clock.now_s)
     hybrid = setup.regime.split.hybrid
-    measure = LoopMeasure(
+    figures, trained = loop_figures(
         journal(),
         setup.data,
+        partial(setup.services, simulation),
+        first=setup.first_measured,
         trainer_lends=hybrid is not None and not hybrid.own_gpus,
         lost=core.lost,
     )
-    figures = measure.figures(
-        first=setup.first_measured, services=setup.services(simulation, measure.trained)
-    )
-    return figures, share, measure.trained
+    return figures, share, trained
 
 
 def run_loop_into(
@@ -229,7 +213,7 @@ def run_loop_into(
             solo_tpot=setup.run.profiles.solo_tpot(),
             notes={
                 **setup.run.workload.notes,
-                **setup.prices.cost(setup.gpus_by_class, figures.duration_s).plain(),
+                **setup.cost(figures.duration_s).plain(),
                 "trained_batches": figures.steps,
                 "rl_step_s": figures.mean_step_s,
                 "samples_per_s": figures.samples_per_s,
@@ -240,28 +224,18 @@ def run_loop_into(
     return found
 
 
-class _Recorded:
+class _Recorded(RecordedCore):
     """A loop's core whose events go to a sink."""
 
-    def __init__(self, core: LoopController, on_trained: Callable[[], None], sink: Sink) -> None:
-        self._core, self._on_trained, self._sink = core, on_trained, sink
+    def __init__(self, core: LoopController, sink: Sink) -> None:
+        super().__init__(core, sink)
+        self._loop = core
         self.lost: Counter[int] = Counter()
         """Tokens of steps whose trajectory was cancelled, by the batches trained before."""
 
     @property
-    def deadline_s(self) -> float | None:
-        return self._core.deadline_s
-
-    @property
     def over(self) -> bool:
-        return self._core.over
+        return self._loop.over
 
     def lose(self, trajectory: TrajectoryId, tokens: int) -> None:
-        self.lost[self._core.trained] += tokens
-
-    def handle(self, event: Event) -> Sequence[Command]:
-        commands = self._core.handle(event)
-        self._sink(event, commands)
-        if isinstance(event, Trained):
-            self._on_trained()
-        return commands
+        self.lost[self._loop.trained] += tokens

@@ -1,8 +1,8 @@
 """What `heddle loop` runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from heddle.bounds import Bounds
 from heddle.config import RunConfig
@@ -33,6 +33,16 @@ class LoopConfig(LoopSettings):
         )
         require(self.seeds >= 1, f"--seeds must be 1 or more, not {self.seeds}")
         LoopSettings.__post_init__(self)
+
+    @property
+    def trainer_gpus(self) -> int:
+        """GPUs of the trainer; all if they are shared."""
+        return self.run.cluster.gpus if self.colocated else self.train_gpus
+
+    def on(self, **cluster: Any) -> "LoopConfig":
+        """The same loop with other values of its cluster."""
+        run = replace(self.run, cluster=replace(self.run.cluster, **cluster))
+        return replace(self, run=run)
 
 
 def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int = 1) -> LoopConfig:

@@ -1,6 +1,6 @@
 """Figures of an RL loop, from its journal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -13,7 +13,7 @@ from heddle.runs.loop_batches import BatchFigures, loop_columns
 from heddle_core.ids import GroupId, TrajectoryId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TrainedSample:
     """A sample of a prompt that was trained."""
 
@@ -111,71 +111,63 @@ class LoopFigures:
         }
 
 
-class LoopMeasure:
-    """The journal of a loop that is over, cut into figures."""
+def loop_figures(
+    journal: Journal,
+    data: DataSet,
+    services: Callable[[Sequence[TrainedSample]], ServiceFigures],
+    *,
+    first: int,
+    trainer_lends: bool,
+    lost: Mapping[int, int],
+) -> tuple[LoopFigures, list[TrainedSample]]:
+    """Cut the journal of a loop that is over into figures; with every trained sample, in order.
 
-    def __init__(
-        self,
-        journal: Journal,
-        data: DataSet,
-        *,
-        trainer_lends: bool = False,
-        lost: Mapping[int, int],
-    ) -> None:
-        """See `heddle.runs.loop_batches.loop_columns` for `trainer_lends` and `lost`."""
-        self._journal = journal
-        self._columns = loop_columns(journal, trainer_lends=trainer_lends, lost=lost)
-        started, groups = journal.of("StartTrajectory"), journal.words("group")
-        samples = [
-            (GroupId(groups[group]), number)
-            for group, number in zip(
-                started.codes("group").tolist(), started.ints("sample").tolist(), strict=True
-            )
-        ]
-        self._started = [data.output_tokens(*sample) for sample in samples]
-        """Output tokens of every trajectory, in order of the starts."""
-        sample_of = dict(zip(started.codes("trajectory").tolist(), samples, strict=True))
-        self._trained = np.concatenate(self._columns.trainings["members"])
-        self.trained = [
-            TrainedSample(
-                trajectory=TrajectoryId(journal.trajectories[code]),
-                group=sample_of[code][0],
-                number=sample_of[code][1],
-            )
-            for code in self._trained.tolist()
-        ]
-        """Every trained sample, in order."""
-
-    def figures(self, *, first: int, services: ServiceFigures) -> LoopFigures:
-        """Return the figures; times leave out the steps before `first`."""
-        columns, batches = self._columns, self._columns.batches
-        parts, moves = columns.trainings, self._journal.of("GpusAssigned")
-        pools = list(self._journal.words("pool"))
-        ok = moves.ints("ok")[moves.codes("pool") == pools.index("hybrid")]
-        later, tokens = batches[first:], columns.tokens[self._trained]
-        wasted = int(np.searchsorted(columns.wasted, columns.trained[-1]))
-        ended = self._started[: len(self._trained) + wasted]
-        versions, numbers = np.unique(np.concatenate(parts["staleness"]), return_counts=True)
-        return LoopFigures(
-            steps=len(batches),
-            duration_s=batches[-1].end_s,
-            step_s=tuple(b.end_s - a.end_s for a, b in pairwise(batches[first - 1 :])),
-            trained_trajectories=sum(batch.trajectories for batch in later),
-            trained_tokens=sum(batch.tokens for batch in later),
-            training_s=float(np.cumsum(parts["ended_s"] - parts["began_s"])[-1]),
-            staleness=tuple(zip(versions.tolist(), numbers.tolist(), strict=True)),
-            wasted_tokens=sum(batch.wasted_tokens for batch in batches),
-            mean_trained_tokens=int(tokens.sum()) / len(tokens),
-            mean_started_tokens=sum(ended) / len(ended),
-            all_trained_tokens=int(tokens.sum()),
-            length_distance=distance(tokens.tolist(), ended),
-            failed_starts=len(self._journal.of("StartFailed")),
-            gpu_switches=len(ok),
-            failed_switches=int((ok == 0).sum()),
-            batches=batches,
-            first_measured=first,
-            services=services,
+    Times leave out the steps before `first`; see `heddle.runs.loop_batches.loop_columns` for
+    `trainer_lends` and `lost`.
+    """
+    columns = loop_columns(journal, trainer_lends=trainer_lends, lost=lost)
+    begun, groups = journal.of("StartTrajectory"), journal.words("group")
+    samples = [
+        (GroupId(groups[group]), number)
+        for group, number in zip(
+            begun.codes("group").tolist(), begun.ints("sample").tolist(), strict=True
         )
+    ]
+    sample_of = dict(zip(begun.codes("trajectory").tolist(), samples, strict=True))
+    parts, batches = columns.trainings, columns.batches
+    members = np.concatenate(parts["members"])
+    trained = [
+        TrainedSample(TrajectoryId(journal.trajectories[code]), *sample_of[code])
+        for code in members.tolist()
+    ]
+    moves, pools = journal.of("GpusAssigned"), list(journal.words("pool"))
+    ok = moves.ints("ok")[moves.codes("pool") == pools.index("hybrid")]
+    later, tokens = batches[first:], columns.tokens[members]
+    wasted = int(np.searchsorted(columns.wasted, columns.trained[-1]))
+    # Output tokens in order of the starts, of as many as have ended.
+    ended = [data.output_tokens(*sample) for sample in samples[: len(members) + wasted]]
+    versions, numbers = np.unique(np.concatenate(parts["staleness"]), return_counts=True)
+    figures = LoopFigures(
+        steps=len(batches),
+        duration_s=batches[-1].end_s,
+        step_s=tuple(b.end_s - a.end_s for a, b in pairwise(batches[first - 1 :])),
+        trained_trajectories=sum(batch.trajectories for batch in later),
+        trained_tokens=sum(batch.tokens for batch in later),
+        training_s=float(np.cumsum(parts["ended_s"] - parts["began_s"])[-1]),
+        staleness=tuple(zip(versions.tolist(), numbers.tolist(), strict=True)),
+        wasted_tokens=sum(batch.wasted_tokens for batch in batches),
+        mean_trained_tokens=int(tokens.sum()) / len(tokens),
+        mean_started_tokens=sum(ended) / len(ended),
+        all_trained_tokens=int(tokens.sum()),
+        length_distance=distance(tokens.tolist(), ended),
+        failed_starts=len(journal.of("StartFailed")),
+        gpu_switches=len(ok),
+        failed_switches=int((ok == 0).sum()),
+        batches=batches,
+        first_measured=first,
+        services=services(trained),
+    )
+    return figures, trained
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:

@@ -13,6 +13,7 @@ group (`heddle_core.estimate.simulate_group`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -58,23 +59,21 @@ class StepEstimate:
     def cost_per_1k_samples(self) -> RunCost:
         """All GPUs, for as long as a thousand trained samples take."""
         samples = self.setup.regime.groups * self.setup.regime.samples
-        seconds = 1000.0 * self.step_s / samples
-        return self.setup.prices.cost(self.setup.gpus_by_class, seconds)
+        return self.setup.cost(1000.0 * self.step_s / samples)
 
     def value(self, objective: Objective) -> float:
         """What the objective makes least: seconds of a step, or dollars of a thousand samples."""
-        dollars = self.cost_per_1k_samples.dollars
-        return objective_value(objective, seconds=self.step_s, dollars=dollars)
+        return objective_value(objective, self.step_s, self.cost_per_1k_samples)
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        config = self.setup.config
+        setup, cluster = self.setup, self.setup.config.run.cluster
         return {
-            "regime": self.setup.name,
-            "rollout_gpus": config.run.cluster.gpus,
-            "train_gpus": self.setup.train_gpus,
-            "tp": config.run.cluster.tp,
-            "trainer": {"tp": self.setup.layout.tp, "pp": self.setup.layout.pp},
+            "regime": setup.name,
+            "rollout_gpus": cluster.gpus,
+            "train_gpus": setup.train_gpus,
+            "tp": cluster.tp,
+            "trainer": {"tp": setup.layout.tp, "pp": setup.layout.pp},
             "estimated_step_s": self.step_s,
             "estimated_gpu_hours_per_1k_samples": self.cost_per_1k_samples.gpu_hours,
             "estimated_dollars_per_1k_samples": self.cost_per_1k_samples.dollars,
@@ -103,16 +102,8 @@ class LoopPlan:
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        first = self.estimates[0].setup
-        simulated: list[dict[str, float | None]] = [
-            {
-                "simulated_step_s": row.step_s.mean,
-                "simulated_dollars_per_1k_samples": row.cost_per_1k_samples.dollars,
-            }
-            for row in self.simulated
-        ]
-        none = dict.fromkeys(simulated[0], None)
-        simulated += [none] * (len(self.estimates) - len(simulated))
+        first, (best, result) = self.estimates[0].setup, self.best
+        pairs = zip_longest(self.estimates, self.simulated)
         return {
             "schema": SCHEMA,
             "cluster": {
@@ -123,13 +114,18 @@ class LoopPlan:
             },
             "prices": first.prices.plain(first.gpus_by_class),
             "objective": self.objective,
-            "estimates": [
-                {**e.plain(), **found} for e, found in zip(self.estimates, simulated, strict=True)
-            ],
-            "best": self.best[0].plain(),
-            "best_simulated_step_s": self.best[1].step_s.mean,
-            "best_simulated_dollars_per_1k_samples": self.best[1].cost_per_1k_samples.dollars,
+            "estimates": [{**each.plain(), **_simulated(row)} for each, row in pairs],
+            "best": best.plain(),
+            **{f"best_{name}": value for name, value in _simulated(result).items()},
         }
+
+
+def _simulated(row: RegimeResult | None) -> dict[str, float | None]:
+    cost = None if row is None else row.cost_per_1k_samples
+    return {
+        "simulated_step_s": None if row is None else row.step_s.mean,
+        "simulated_dollars_per_1k_samples": None if cost is None else cost.dollars,
+    }
 
 
 def plan_loop(

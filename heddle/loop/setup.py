@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
-from heddle.cost.prices import Prices, prices_of
+from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loop.config import LoopConfig
 from heddle.loop.data import EPOCH, DataSet, check_recorded
 from heddle.loop.layout import fitting_layout
@@ -59,8 +59,7 @@ class LoopSetup:
     @property
     def pool_gpus(self) -> int:
         """Those of a hybrid pool that belong to neither side."""
-        hybrid = self.regime.split.hybrid
-        return hybrid.own_gpus if hybrid is not None else 0
+        return _own_gpus(self.regime)
 
     @property
     def hybrid_gpus(self) -> int:
@@ -71,13 +70,16 @@ class LoopSetup:
     @property
     def train_gpus(self) -> int:
         """Those of the trainer; all if they are shared."""
-        config = self.config
-        return config.run.cluster.gpus if config.colocated else config.train_gpus
+        return self.config.trainer_gpus
 
     @property
     def gpus_by_class(self) -> Mapping[str, int]:
         """`gpus` by class: the trainer, rewards and a hybrid pool have that of the engines."""
         return {self.run.profile.gpu: self.gpus}
+
+    def cost(self, seconds: float) -> RunCost:
+        """Of all GPUs for so long."""
+        return self.prices.cost(self.gpus_by_class, seconds)
 
     def bound_s(self, trained: Sequence[TrainedSample], figures: LoopFigures) -> float:
         """Seconds in which no loop can train these samples, whatever its regime.
@@ -87,13 +89,17 @@ class LoopSetup:
         ones. With a hybrid pool, the work of both over the GPUs of both. It is no less than a full
         reward service needs.
         """
-        scripts = Scripts.of([self.data.script(each.group, each.number) for each in trained])
-        workload = replace(self.run.workload, scripts=scripts, trajectories=len(scripts))
+        scripts = [self.data.script(each.group, each.number) for each in trained]
+        workload = replace(
+            self.run.workload, scripts=Scripts.of(scripts), trajectories=len(scripts)
+        )
         bound = makespan_bound(workload, self.run.profiles, self.config.run.cluster)
         size = self.regime.groups * self.regime.samples
+        # Of their last contexts, output included.
+        tokens = [s.steps[-1].prompt_tokens + s.steps[-1].output_tokens for s in scripts]
         training_s = sum(
-            self.world.train_s(self._tokens(trained[first : first + size]), False)
-            for first in range(0, len(trained), size)
+            self.world.train_s(tokens[first : first + size], False)
+            for first in range(0, len(tokens), size)
         )
         rewards_s = figures.services.rewards_s
         if self.config.colocated:
@@ -102,11 +108,6 @@ class LoopSetup:
             gpu_s = bound.capacity_s * self.config.run.cluster.gpus + training_s * self.train_gpus
             return max(gpu_s / (self.gpus - self.config.reward_gpus), rewards_s)
         return max(bound.capacity_s, training_s, rewards_s)
-
-    def _tokens(self, samples: Sequence[TrainedSample]) -> list[int]:
-        """Tokens of their last contexts, output included."""
-        last = [self.data.script(each.group, each.number).steps[-1] for each in samples]
-        return [step.prompt_tokens + step.output_tokens for step in last]
 
     def services(
         self, simulation: LoopSimulation, trained: Sequence[TrainedSample]
@@ -160,15 +161,13 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
             f"{config.optimizer_steps} needs new weights between its parts: give "
             "accumulate_from=0, or loop.optimizer_steps = 1"
         )
-    train_gpus = cluster.gpus if config.colocated else config.train_gpus
-    hybrid = regime.split.hybrid
-    joined = hybrid.own_gpus if hybrid is not None else 0
-    layout = fitting_layout(config, train_gpus, run.workload.largest_tokens, joined)
+    gpus, shared = config.trainer_gpus, config.colocated
+    layout = fitting_layout(config, gpus, run.workload.largest_tokens, _own_gpus(regime))
     file = load_training()
     update = file.weight_update.time(
         cluster.model,
-        "colocated" if config.colocated else config.update_method,
-        gpus=train_gpus if config.colocated else train_gpus + cluster.gpus,
+        "colocated" if shared else config.update_method,
+        gpus=gpus if shared else gpus + cluster.gpus,
     )
     return LoopSetup(
         requested=requested,
@@ -202,6 +201,11 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
     )
 
 
+def _own_gpus(regime: Regime) -> int:
+    """GPUs of a hybrid pool that belong to neither side."""
+    return 0 if regime.split.hybrid is None else regime.split.hybrid.own_gpus
+
+
 def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     """The loop whose engines have the rollout's own GPUs, without those of a hybrid pool.
 
@@ -226,7 +230,7 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
             f"of {each} GPUs: take other {'pool_gpus' if own else 'loop.train_gpus'}, or another "
             "--tp"
         )
-    return replace(config, run=replace(config.run, cluster=replace(cluster, gpus=left)))
+    return config.on(gpus=left)
 
 
 def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
@@ -302,16 +306,14 @@ def _world(
     regime: Regime,
     update: WeightUpdateTime,
 ) -> LoopWorld:
-    cluster, hybrid = config.run.cluster, regime.split.hybrid
-    gpus = cluster.gpus if config.colocated else config.train_gpus
-    joined = hybrid.own_gpus if hybrid is not None else 0
+    cluster = config.run.cluster
 
     def step_time(tokens: Sequence[int], pool_trains: bool) -> TrainingTime:
         return training.step_time(
             tokens,
             model=cluster.model,
             gpu=cluster.gpu,
-            gpus=gpus + (joined if pool_trains else 0),
+            gpus=config.trainer_gpus + (_own_gpus(regime) if pool_trains else 0),
             backend=config.train_backend,
             layout=layout,
             optimizer_steps=config.optimizer_steps,
@@ -326,7 +328,7 @@ def _world(
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
         to_training_s, to_rollout_s = SLEEP_S, WAKE_S
-    elif hybrid is not None:
+    elif regime.split.hybrid is not None:
         to_training_s, to_rollout_s = JOIN_S, LEND_S
     return LoopWorld(
         script=data.script,

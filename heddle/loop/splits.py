@@ -14,13 +14,13 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 
 def splits(
     config: LoopConfig,
-    train_gpus: Sequence[int] | None,
-    tps: Sequence[int] | None,
+    train_gpus: Choice,
+    tps: Choice,
     running: Choice = None,
 ) -> list[LoopConfig]:
     """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
-    `config.run.cluster.gpus` are all GPUs here. None, for either: those of `SHARES`, and the
+    `config.run.cluster.gpus` are all GPUs here. None or best: those of `SHARES`, and the
     degrees of the profile, that leave whole engines. Roles leave one number of training GPUs. Each
     is tried with numbers of `running` steps of an engine, as those of `heddle.comparison.tuning`.
 
@@ -35,6 +35,7 @@ def splits(
             "a loop has engines of one TP degree, or those that a policy plans: leave cluster.mix "
             "out"
         )
+    train_gpus, tps = (None if isinstance(each, str) else each for each in (train_gpus, tps))
     degrees = memory_profile(cluster).tps if tps is None else tps
     gpus = cluster.gpus - config.reward_gpus
     for_rewards = f", {config.reward_gpus} compute rewards" if config.reward_gpus else ""
@@ -52,7 +53,8 @@ def splits(
                 # A given degree that does not divide the GPUs of a role is refused by name.
                 whole = tps is not None or cluster.divides_into(tp)
             if rollout >= each and whole and (config.colocated or number >= 1):
-                found.append(_split(config, number, tp))
+                split = replace(config, train_gpus=max(number, 1))
+                found.append(split.on(gpus=rollout, tp=tp))
             elif tps is not None and train_gpus is not None:
                 left = "all are shared" if config.colocated else f"{number} train"
                 left += for_rewards
@@ -69,12 +71,7 @@ def splits(
     if running is None:
         return found
     numbers = running_steps(cluster, load_profiles(cluster, check_tp=False), running)
-    return [_with_running(each, number) for each in found for number in numbers]
-
-
-def _with_running(config: LoopConfig, number: int) -> LoopConfig:
-    cluster = replace(config.run.cluster, max_running=number)
-    return replace(config, run=replace(config.run, cluster=cluster))
+    return [each.on(max_running=number) for each in found for number in numbers]
 
 
 def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | None) -> int:
@@ -102,9 +99,3 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
             f"{cluster.gpus} {what}: take {remedy}roles that add up to {least}"
         )
     return left
-
-
-def _split(config: LoopConfig, train_gpus: int, tp: int) -> LoopConfig:
-    cluster = config.run.cluster
-    rollout = replace(cluster, gpus=cluster.gpus - config.reward_gpus - train_gpus, tp=tp)
-    return replace(config, run=replace(config.run, cluster=rollout), train_gpus=max(train_gpus, 1))

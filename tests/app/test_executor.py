@@ -28,6 +28,7 @@ from heddle.executor import (
     Worker,
     WorkerError,
 )
+from heddle.executor_choice import run_all
 from heddle_core.commands import Predict, SolvePlan
 from heddle_core.plans import ResourcePlan
 from tests.patience import PATIENCE_S
@@ -54,6 +55,19 @@ def squared(shared: Shared, job: int, report: Report | None) -> tuple[int, int, 
 def test_each_job_gives_its_result_with_its_index(make: Callable[[], Executor[Shared]]):
     found = dict(make().map(squared, [3, 1, 2]))
     assert {index: square for index, (square, _, _) in found.items()} == {0: 9, 1: 1, 2: 4}
+
+
+@pytest.mark.parametrize("out", [Path("runs"), None])
+def test_an_interrupt_says_how_many_runs_have_left_a_directory(out: Path | None):
+    def one(shared: None, job: int, report: Report | None) -> int:
+        if job == 2:
+            raise KeyboardInterrupt
+        return job
+
+    with pytest.raises(KeyboardInterrupt) as ended:
+        run_all("processes", None, one, [0, 1, 2], jobs=1, steps=0, out=out, watch=None)
+    notes = ["2 of 3 runs are finished and stay in runs."] if out else []
+    assert getattr(ended.value, "__notes__", []) == notes
 
 
 def test_jobs_of_one_process_share_what_was_made_for_it():
