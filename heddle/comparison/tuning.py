@@ -20,7 +20,7 @@ from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
 from heddle_core.parts.planner import FixedPlan
 from heddle_core.parts.predictor import NoPrediction
-from heddle_core.policy import NoConsolidation, Policy
+from heddle_core.policy import NoConsolidation
 from heddle_sim.profile_files import Profile
 
 SLOTS = (64, 100, 128, 200, 256)
@@ -97,6 +97,7 @@ class Tuning:
         for name, policy in zip(policies, every, strict=True):
             planned = not isinstance(policy.planner, FixedPlan)
             swept = self.swept and not planned
+            predicts = not isinstance(policy.predictor, NoPrediction)
             never_starts = isinstance(policy.consolidation, NoConsolidation)
             settings = self.settings if swept else (self.base,)
             clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
@@ -111,7 +112,7 @@ class Tuning:
                         policy=name,
                         cluster=cluster,
                         swept=swept and not tried,
-                        baseline=_is_baseline(policy),
+                        baseline=not planned and not predicts and never_starts,
                         roles_tried=tried,
                         planned=planned,
                     )
@@ -183,7 +184,8 @@ def tuning(
     uniform: Sequence[ClusterConfig] = (base,)
     if tps is not None:
         uniform = _uniform(config, profiles, tps, workspace)
-        same = [c for c in uniform if _own_tps(c) == _own_tps(base)]
+        own = [each.tp for each in base.classes]
+        same = [c for c in uniform if [each.tp for each in c.classes] == own]
         base = (same or uniform)[0]
     numbers = (base.max_running,) if slots is None else running_steps(base, profiles, slots)
     base = replace(base, max_running=max(numbers))
@@ -202,20 +204,16 @@ def _uniform(
     base = config.cluster
     found = [_degrees(each, tps) for each in profiles.classes]
     # What the widest engines cannot hold is refused, or dropped, for all settings alike.
-    widest = _with_tps(base, [max(degrees) for degrees in found])
+    widest = with_tps(base, [max(degrees) for degrees in found])
     largest = workspace.workload(replace(config, cluster=widest)).largest_tokens
     held = [
         _holding(each.profile, degrees, largest, tps)
         for each, degrees in zip(profiles.classes, found, strict=True)
     ]
-    return tuple(_with_tps(base, degrees) for degrees in product(*held))
+    return tuple(with_tps(base, degrees) for degrees in product(*held))
 
 
-def _own_tps(cluster: ClusterConfig) -> list[int]:
-    return [each.tp for each in cluster.classes]
-
-
-def _with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
+def with_tps(base: ClusterConfig, tps: Sequence[int]) -> ClusterConfig:
     """The cluster with a TP degree for each class."""
     if not base.pool:
         return replace(base, mix=(), tp=tps[0])
@@ -298,11 +296,3 @@ def _listed(values: Choice, what: str) -> tuple[int, ...]:
             "TP degrees side by side are cluster.mix"
         )
     return listed
-
-
-def _is_baseline(policy: Policy) -> bool:
-    return (
-        isinstance(policy.planner, FixedPlan)
-        and isinstance(policy.predictor, NoPrediction)
-        and isinstance(policy.consolidation, NoConsolidation)
-    )

@@ -13,6 +13,7 @@ NEAR = 0.02
 """Rows whose objective is this near to the least are equal, and the other measure decides."""
 
 Limit: TypeAlias = Literal["longest trajectory", "capacity"]
+_Least: TypeAlias = "tuple[str, Callable[[ClusterSize], float]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,25 +139,20 @@ class Sizes:
         if self.recommended is not None:
             return None
         limits = self.limits
-        in_time = [row for row in self.rows if not limits.late(row)]
-        paid = [row for row in self.rows if not limits.over_budget(row)]
-        said = []
+        fastest, cheapest = ("fastest", _seconds), ("cheapest", self.spent)
+        given: list[tuple[str, Callable[[ClusterSize], bool], _Least, _Least]] = []
         if limits.deadline_s is not None:
-            deadline = f"--deadline {limits.deadline_s:,.0f} s"
-            if in_time:
-                cheapest = _said(min(in_time, key=self.spent))
-                said.append(f"{deadline} is reachable: the cheapest is {cheapest}")
-            else:
-                fastest = _said(min(self.rows, key=_seconds))
-                said.append(f"{deadline} is not reachable: the fastest is {fastest}")
+            text = f"--deadline {limits.deadline_s:,.0f} s"
+            given.append((text, limits.late, cheapest, fastest))
         if limits.dollars is not None:
-            budget = f"--budget ${limits.dollars:,.2f}"
-            if paid:
-                fastest = _said(min(paid, key=_seconds))
-                said.append(f"{budget} is reachable: the fastest is {fastest}")
-            else:
-                cheapest = _said(min(self.rows, key=self.spent))
-                said.append(f"{budget} is not reachable: the cheapest is {cheapest}")
+            text = f"--budget ${limits.dollars:,.2f}"
+            given.append((text, limits.over_budget, fastest, cheapest))
+        said = []
+        for text, broken, reached, missed in given:
+            kept = [row for row in self.rows if not broken(row)]
+            word, least = reached if kept else missed
+            row = _said(min(kept or self.rows, key=least))
+            said.append(f"{text} is {'' if kept else 'not '}reachable: the {word} is {row}")
         why = "no cluster of these keeps "
         why += "both limits" if len(said) > 1 else "the limit"
         return f"{why}. {'; '.join(said)}. Raise a limit, or name other --gpus or --gpu"

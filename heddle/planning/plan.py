@@ -21,7 +21,7 @@ from heddle.cluster.profiles import (
 )
 from heddle.cluster.roles import RoleGpus
 from heddle.config import RunConfig
-from heddle.config_files import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost
 from heddle.policies.plugins import load_part
@@ -120,14 +120,13 @@ class Planned:
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
-        lengths = self.problem.output_tokens
-        rows = []
+        several, rows = len(self.problem.pools) > 1, []
         for number, group in enumerate(self.solved.groups):
-            tokens = [lengths[k] for k in group.members]
+            tokens = [self.problem.output_tokens[k] for k in group.members]
             rows.append(
                 {
                     "engine": f"e{number}",
-                    **({"gpu": group.shape.gpu} if len(self.problem.pools) > 1 else {}),
+                    **({"gpu": group.shape.gpu} if several else {}),
                     "tp": group.shape.tp,
                     "members": len(tokens),
                     "longest_tokens": max(tokens, default=None),
@@ -136,9 +135,6 @@ class Planned:
                 }
             )
         return rows
-
-    def _pools(self) -> list[dict[str, Any]]:
-        return [{"gpu": gpu, "gpus": gpus} for gpu, gpus in self.problem.pools.items()]
 
     def _plain_roles(self) -> dict[str, Any]:
         if self.simulated_s is None:
@@ -160,6 +156,7 @@ class Planned:
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
         problem, several = self.problem, len(self.problem.pools) > 1
+        pools = [{"gpu": gpu, "gpus": gpus} for gpu, gpus in problem.pools.items()]
         return {
             "schema": SCHEMA,
             "trace": {
@@ -171,7 +168,7 @@ class Planned:
             "cluster": {
                 "gpus": self.config.cluster.gpus,
                 "gpu": ", ".join(problem.pools),
-                **({"pools": self._pools()} if several else {}),
+                **({"pools": pools} if several else {}),
                 "model": self.profiles.model,
                 "profile": self.profiles.name,
                 **self.profiles.marks,
@@ -223,7 +220,11 @@ def plan(
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
-    _check_planner(planner, cost)
+    require(
+        planner != "portfolio" or cost == "context",
+        f"policy.cost = {cost} goes with policy.planner = exact, anneal or libra-dp: the portfolio "
+        "tries plans of both costs and judges them by simulation",
+    )
     cluster = config.cluster
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
@@ -238,8 +239,7 @@ def plan(
             config, cluster=_with_roles(cluster, profiles.only, shapes, largest_tokens)
         )
         shapes = tuple(shape.as_role("decode") for shape in shapes)
-    history = shared.history(config, trace)
-    model = shared.model(config.predictor_model)
+    history, model = shared.history(config, trace), shared.model(config.predictor_model)
     context = _context(config, profiles, shapes, history, model)
     ts = [arrived(script) for script in scripts]
     predicts = _predictor(predictor, context, scripts)
@@ -296,14 +296,6 @@ def _bound_s(problem: JointProblem, solved: SolvedPlan) -> float:
     """What the exact planner proves of the same problem."""
     exact = solved if problem.solver == "exact" else replace(problem, solver="exact").search()
     return exact.bound_s
-
-
-def _check_planner(planner: Solver, cost: Cost) -> None:
-    if planner == "portfolio" and cost != "context":
-        raise ConfigError(
-            f"policy.cost = {cost} goes with policy.planner = exact, anneal or libra-dp: the "
-            "portfolio tries plans of both costs and judges them by simulation"
-        )
 
 
 def _with_roles(

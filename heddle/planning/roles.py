@@ -68,16 +68,14 @@ def plan_by_role(
         plans = [
             plan(replace(config, cluster=each), workspace=shared, **options) for each in clusters
         ]
-    splits = []
+    timed = []
     for number, each in enumerate(plans):
-        splits.append(
-            RoleSplit(roles=each.roles, simulated_s=simulated_s(each, scripts, "oracle", shared))
-        )
+        timed.append(replace(each, simulated_s=simulated_s(each, scripts, "oracle", shared)))
         if on_split is not None:
             on_split(number + 1, len(plans))
-    found, split = min(zip(plans, splits, strict=True), key=lambda pair: pair[1].simulated_s)
-    ranked = sorted(splits, key=lambda each: each.simulated_s)
-    return replace(found, simulated_s=split.simulated_s, splits=tuple(ranked))
+    timed.sort(key=lambda each: each.makespan_s)
+    splits = [RoleSplit(roles=each.roles, simulated_s=each.makespan_s) for each in timed]
+    return replace(timed[0], splits=tuple(splits))
 
 
 def estimated_scripts(planned: Planned) -> Scripts:

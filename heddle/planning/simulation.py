@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heddle.cluster.config import ClusterConfig
+from heddle.comparison.tuning import with_policy, with_tps
 from heddle.planning.plan import Planned
 from heddle.setup import Workspace, prepare
 from heddle.workload import Workload
@@ -35,11 +35,10 @@ def simulated_s(planned: Planned, scripts: Scripts, predictor: str, workspace: W
         trajectories=len(scripts),
         largest_tokens=planned.largest_tokens,
     )
-    mine = replace(
-        config,
-        cluster=_holding(config.cluster, planned),
-        policy=replace(config.policy, preset=f"heddle+{predictor}"),
-    )
+    # With a TP degree of each class that a plan may have; the planner chooses.
+    shapes = planned.problem.by_shape
+    tps = [min(s.tp for s in shapes if s.gpu == gpu) for gpu in planned.profiles.pools]
+    mine = with_policy(config, f"heddle+{predictor}", with_tps(config.cluster, tps))
     setup = prepare(mine, workspace=workspace, workload=workload)
     planner = SearchedPlan(setup.context, solver=planned.problem.solver, cost=planned.problem.cost)
     setup = replace(setup, policy=replace(setup.policy, planner=planner))
@@ -52,15 +51,3 @@ def simulated_s(planned: Planned, scripts: Scripts, predictor: str, workspace: W
 
     simulate_rollout(scripts, RecordedCore(setup.controller(), note), setup.simulation)
     return end_s
-
-
-def _holding(cluster: ClusterConfig, planned: Planned) -> ClusterConfig:
-    """The cluster with a TP degree of each class that a plan may have; the planner chooses."""
-    least = {
-        gpu: min(shape.tp for shape in planned.problem.by_shape if shape.gpu == gpu)
-        for gpu in planned.profiles.pools
-    }
-    if not cluster.pool:
-        return replace(cluster, tp=least[planned.profiles.only.gpu], mix=())
-    pools = zip(cluster.pool, least.values(), strict=True)
-    return replace(cluster, pool=tuple(replace(pool, tp=tp) for pool, tp in pools))

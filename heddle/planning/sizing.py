@@ -8,13 +8,16 @@ degree, of which the best is the uniform one to compare with.
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TypeAlias
 
-from heddle.comparison.compare import Comparison, compare
+from heddle.comparison.compare import OnProgress as Watch
+from heddle.comparison.compare import compare
 from heddle.comparison.tuning import tuning, with_policy
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -81,7 +84,15 @@ def size_clusters(
         raise CapacityError(f"no cluster of these serves the trace: {reasons}")
     prices = _prices(config, limits, objective, [setup for _, setup in setups.values()])
     rows = [
-        _row(mine, setup, prices, shared, simulated, jobs, _watch(on_progress, name))
+        _row(
+            mine,
+            setup,
+            prices,
+            shared,
+            simulated,
+            jobs,
+            on_progress and partial(_watch, on_progress, name),
+        )
         for name, (mine, setup) in setups.items()
     ]
     recommended = recommended_of(rows, limits, objective)
@@ -152,7 +163,7 @@ def _row(
     workspace: Workspace,
     simulated: bool,
     jobs: int | None,
-    watch: Callable[[Sequence[str], Sequence[int], int], None] | None,
+    watch: Watch | None,
 ) -> ClusterSize:
     """One cluster, from estimates and, if wanted, runs."""
     mix, estimated_s, uniform = _estimated(config, setup, workspace)
@@ -169,11 +180,12 @@ def _row(
                 workspace=workspace,
                 on_progress=watch,
             )
-        simulated_s, uniform = _of_runs(result)
+        baseline, planned = result.best
+        simulated_s, seconds = planned.makespan_s.mean, baseline.makespan_s.mean
+        uniform = UniformEngines(tp=baseline.variant.cluster.tp, makespan_s=seconds)
     makespan_s = estimated_s if simulated_s is None else simulated_s
-    profiles = setup.profiles
     return ClusterSize(
-        gpu=profiles.only.gpu,
+        gpu=setup.profile.gpu,
         gpus=config.cluster.gpus,
         mix=mix,
         estimated_s=estimated_s,
@@ -181,7 +193,7 @@ def _row(
         uniform=uniform,
         bound_s=bound.makespan_s,
         solo_s=bound.solo_s,
-        cost=prices.cost(profiles.pools, makespan_s),
+        cost=prices.cost(setup.profiles.pools, makespan_s),
     )
 
 
@@ -195,9 +207,7 @@ def _estimated(
     assert isinstance(planner, EqualProgressPlan), "the preset's own planner"
     found = planner.plan(ts, [setup.policy.predictor.remaining_tokens(t) for t in ts])
     plan = found if isinstance(found, ResourcePlan) else found.solve()
-    mix: dict[EngineShape, int] = {}
-    for engine in plan.engines:
-        mix[engine.shape] = mix.get(engine.shape, 0) + 1
+    mix = dict(Counter(engine.shape for engine in plan.engines))
     profile = setup.profile
     settings = tuning(config, tps="best", workspace=workspace).settings
     uniform = [{profile.shape(each.tp): each.gpus // each.tp} for each in settings]
@@ -209,21 +219,7 @@ def _estimated(
     return mix, estimated_s, UniformEngines(tp=tp, makespan_s=seconds)
 
 
-def _of_runs(result: Comparison) -> tuple[float, UniformEngines]:
-    uniform = next(row for row in result.best if row.variant.policy == UNIFORM)
-    planned = next(row for row in result.best if row.variant.policy == PLANNED)
-    return planned.makespan_s.mean, UniformEngines(
-        tp=uniform.variant.cluster.tp, makespan_s=uniform.makespan_s.mean
-    )
-
-
 def _watch(
-    on_progress: OnProgress | None, name: str
-) -> Callable[[Sequence[str], Sequence[int], int], None] | None:
-    if on_progress is None:
-        return None
-
-    def watch(names: Sequence[str], done: Sequence[int], each: int) -> None:
-        on_progress(name, sum(done), each * len(names))
-
-    return watch
+    on_progress: OnProgress, name: str, names: Sequence[str], done: Sequence[int], each: int
+) -> None:
+    on_progress(name, sum(done), each * len(names))
