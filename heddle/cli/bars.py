@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
+from heddle.cli.tables import estimate_cell
 from heddle.comparison.estimates import Estimate
 
 PIPED_BARS = 60
@@ -34,7 +35,7 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> None:
     console = Console(highlight=False)
     blocks = console.is_terminal and not console.options.ascii_only
     full, rest = (FULL, REST) if blocks else (PLAIN_FULL, PLAIN_REST)
-    values = [_value(bar.time_s, "±" if blocks else "+/-") for bar in bars]
+    values = [estimate_cell(bar.time_s, "±" if blocks else "+/-") for bar in bars]
     names = max(len(bar.name) for bar in bars)
     beside = names + max(map(len, values)) + 4
     width = max(console.width - beside, LEAST_BARS) if console.is_terminal else PIPED_BARS
@@ -52,7 +53,3 @@ def draw_bars(title: str, bars: Sequence[Bar]) -> None:
         line.append(rest * (columns - held), colour)
         line.append(f"  {value}")
         console.print(line, no_wrap=True)
-
-
-def _value(e: Estimate, give_or_take: str) -> str:
-    return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} {give_or_take} {e.ci95:,.1f}"

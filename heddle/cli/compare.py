@@ -11,6 +11,7 @@ import rich_click as click
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import replayed, take_replayed
 from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
+from heddle.config_error import ConfigError
 from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -110,16 +111,6 @@ def compare(
     _finish(folder, config.report.page, as_json=as_json)
 
 
-def _finish(folder: Path, with_page: bool | None, *, as_json: bool) -> None:
-    """Write the page if it is wanted, and say what there is."""
-    from heddle.runs.comparison_folder import PAGE, shown_runs
-
-    wanted = not as_json if with_page is None else with_page
-    page = written_page(shown_runs(folder), folder / PAGE) if wanted else None
-    if not as_json:
-        _next(folder, page)
-
-
 def _compared(
     config: "RunConfig", policies: Sequence[str], *, out: Path, **given: Any
 ) -> "Comparison":
@@ -172,9 +163,14 @@ def written_page(runs: Sequence[Path], file: Path) -> Path | None:
     return file
 
 
-def _next(folder: Path, page: Path | None) -> None:
-    from heddle.runs.comparison_folder import INDEX
+def _finish(folder: Path, with_page: bool | None, *, as_json: bool) -> None:
+    """Write the page if it is wanted, and say what there is."""
+    from heddle.runs.comparison_folder import INDEX, PAGE, shown_runs
 
+    wanted = not as_json if with_page is None else with_page
+    page = written_page(shown_runs(folder), folder / PAGE) if wanted else None
+    if as_json:
+        return
     click.echo(f"\nindex in {folder / INDEX}")
     if page is not None:
         click.echo(f"next: open {page} in a browser")
@@ -202,10 +198,8 @@ def _waterfall_policies(
         ConfigError: more than one baseline, or settings beside the TP degree to try.
         OutputError: the file cannot be written.
     """
-    from heddle.cli.outputs import new_file
+    from heddle.cli.outputs import checked_figure
     from heddle.comparison.waterfall import BASELINE, waterfall_policies
-    from heddle.config_files import ConfigError
-    from heddle.reports.trace_figures import figure_path
 
     if len(names) > 1:
         raise ConfigError(
@@ -216,8 +210,7 @@ def _waterfall_policies(
         raise ConfigError(
             "a waterfall tries TP degrees only: sweep nothing but policy.parts and cluster.tp"
         )
-    if config.report.figure:
-        new_file(figure_path(Path(config.report.figure)), force=True)
+    checked_figure(config.report.figure)
     return waterfall_policies(*names)
 
 
@@ -236,7 +229,7 @@ def _show(
         title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"
         draw_waterfall(steps, Path(figure), bound_s=result.bound.makespan_s, title=title)
     if as_json:
-        plain = {**result.plain(), **({} if logs is None else {"logs": logs})}
+        plain = result.plain() | ({} if logs is None else {"logs": logs})
         if steps:
             plain["waterfall"] = [step.plain() for step in steps]
         click.echo(json.dumps(plain, allow_nan=False))
@@ -254,8 +247,6 @@ def one_tp(tp: str | None) -> str | None:
     Raises:
         ConfigError: it is a list, which earlier releases tried one by one.
     """
-    from heddle.config_files import ConfigError
-
     if tp is not None and "," in tp:
         raise ConfigError(
             f"--tp {tp}: to try each, give --sweep cluster.tp={tp}; engines of several TP degrees "

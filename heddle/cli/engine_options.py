@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from heddle.config_error import ConfigError
+
 if TYPE_CHECKING:
     from heddle.config_files import ConfigSource
 
@@ -21,8 +23,6 @@ def tp_degrees(tps: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is no list of degrees.
     """
-    from heddle.config_files import ConfigError
-
     each = positive_numbers(tps)
     if not each:
         raise ConfigError(
@@ -49,8 +49,6 @@ def engines_of(engines: int | None, tps: str | None, *, pools: bool) -> "list[Co
 
 def _degrees(engines: int | None, tps: str | None) -> dict[str, Any]:
     """The keys of the cluster that `--engines` and `--tp` set."""
-    from heddle.config_files import ConfigError
-
     if engines is None and tps is None:
         return {}
     found = tp_degrees(tps or "1")

@@ -1,6 +1,5 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -59,8 +58,10 @@ def loop(
     trainer are keys of [loop]. With --sweep, a regime's best setting by plan.objective is shown.
     report.figure names a file to draw samples a second over staleness and length bias into.
     """
+    from heddle.cli.outputs import checked_figure
     from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop
+    from heddle.cli.tables import answer
     from heddle.loop.comparison import compare_regimes
     from heddle.loop.config import loop_of
     from heddle.loop.splits import splits
@@ -68,37 +69,26 @@ def loop(
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
     config, _ = take_replayed(sources, options, settings, seed=seed, policy__preset=policy)
-    if config.report.figure:
-        from heddle.reports.trace_figures import figure_path
-
-        figure_path(Path(config.report.figure))
+    figure = checked_figure(config.report.figure)
     config, _ = with_rollout(config, sources, out or Path("runs"))
     made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
     numbers = swept.get("loop.train_gpus", [made.train_gpus])
     degrees = swept.get("cluster.tp", [config.cluster.tp])
     with progress("reading", "batches") as bar:
         result = compare_regimes(
-            splits(
-                made,
-                None if numbers == BEST else numbers,
-                None if degrees == BEST else degrees,
-                swept.get("cluster.max_running"),
-            ),
+            splits(made, numbers, degrees, swept.get("cluster.max_running")),
             fitting_only=BEST in (numbers, degrees),
             objective=config.plan.objective or "makespan",
             jobs=jobs,
             executor=config.runtime.executor,
             out=out,
-            on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
+            on_progress=bar.count,
         )
-    if config.report.figure:
+    if figure:
         from heddle.reports.result_figures import draw_regimes
 
-        draw_regimes(result, Path(config.report.figure))
-    if as_json:
-        click.echo(json.dumps(result.plain(), allow_nan=False))
-    else:
-        show_loop(result)
+        draw_regimes(result, figure)
+    answer(result, show_loop, as_json=as_json)
 
 
 def regime_names(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import rich_click as click
 
 from heddle.cli.engine_options import engines_of, positive_numbers, tp_degrees
+from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
@@ -58,10 +59,6 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
 _KEYS = {flag.lstrip("-").replace("-", "_"): key for flag, key, _, _ in CLUSTER}
 
 
-PLANNED = ("--model", "--gpu", "--gpus", "--max-running", "--history", "--missing-tool-s")
-"""Options of `CLUSTER` that matter to a plan."""
-SERVED = ("--model", "--gpu", "--max-running")
-"""Options of `CLUSTER` that matter to a gateway."""
 config_files = click.option(
     "-c",
     "--config",
@@ -83,46 +80,38 @@ settings_option = click.option(
 """Of verbs with keys."""
 
 
-def replayed(verb: Verb, *, but: Sequence[str] = ()) -> Verb:
-    """Add the SOURCES argument and the options of `CLUSTER`, `--set` and `--out` to a verb."""
-    return _taking(_with_out(verb), [flag for flag, *_ in CLUSTER if flag not in but])
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder for run directories",
+)
 
 
-def _with_out(verb: Verb) -> Verb:
-    return click.option(
-        "--out",
-        type=click.Path(path_type=Path),
-        default=Path("runs"),
-        show_default=True,
-        help="Folder for run directories",
-    )(verb)
+def _options(
+    flags: Sequence[str], *, sources: bool = True, out: bool = False
+) -> Callable[[Verb], Verb]:
+    """Return what adds SOURCES, `--config`, these options of `CLUSTER`, `--set` and `--out`."""
+
+    def add(verb: Verb) -> Verb:
+        verb = settings_option(out_option(verb) if out else verb)
+        for flag, _, kind, text in reversed(CLUSTER):
+            if flag in flags:
+                verb = click.option(flag, type=kind, default=None, help=text)(verb)
+        verb = config_files(verb)
+        return click.argument("sources", nargs=-1, metavar=TRACE)(verb) if sources else verb
+
+    return add
 
 
-def served(verb: Verb) -> Verb:
-    """Add the options that matter to a gateway, `--config`, `--set` and `--out` to a verb."""
-    return _configured(_with_out(verb), SERVED)
-
-
-def planned(verb: Verb) -> Verb:
-    """Add the TRACE argument, the options that matter to a plan, and `--set` to a verb."""
-    return _taking(verb, PLANNED)
-
-
-def looped(verb: Verb) -> Verb:
-    """Add the TRACE argument, `--config`, `--set` and the options of `CLUSTER` to a verb."""
-    return _taking(verb, [flag for flag, *_ in CLUSTER])
-
-
-def _taking(verb: Verb, flags: Sequence[str]) -> Verb:
-    return click.argument("sources", nargs=-1, metavar=TRACE)(_configured(verb, flags))
-
-
-def _configured(verb: Verb, flags: Sequence[str]) -> Verb:
-    verb = settings_option(verb)
-    for flag, _, kind, text in reversed(CLUSTER):
-        if flag in flags:
-            verb = click.option(flag, type=kind, default=None, help=text)(verb)
-    return config_files(verb)
+_EVERY = [flag for flag, *_ in CLUSTER]
+replayed = _options(_EVERY, out=True)
+run_on_engines = _options([flag for flag in _EVERY if flag not in ("--gpus", "--tp")], out=True)
+looped = _options(_EVERY)
+planned = _options([flag for flag in _EVERY if flag not in ("--tp", "--over-capacity")])
+served = _options(("--model", "--gpu", "--max-running"), sources=False, out=True)
+"""Options of the verbs that replay a trace, and of those that plan, or serve agents."""
 
 
 def take_config(
@@ -212,7 +201,7 @@ def _trace(sources: Sequence[str]) -> "list[ConfigSource]":
     Raises:
         ConfigError: it is a TOML file, or there are several.
     """
-    from heddle.config_files import ConfigError, option_value
+    from heddle.config_files import option_value
 
     for source in sources:
         if source.endswith(".toml"):
@@ -233,7 +222,6 @@ def check_file_is_of(model: str, gpu: str) -> None:
     Raises:
         ConfigError: the classes differ.
     """
-    from heddle.config_files import ConfigError
     from heddle_sim.profile_files import load_profile
 
     if not model.endswith(".json"):

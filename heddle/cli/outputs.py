@@ -24,6 +24,22 @@ def new_file(path: Path, force: bool | None = None) -> None:
         raise OutputError(f"{path}: exists; name another file, or {remedy}")
 
 
+def checked_figure(name: str) -> Path | None:
+    """Check the file to draw, report.figure, before the work begins; None if nothing is drawn.
+
+    Raises:
+        TraceError: the suffix names no kind of figure.
+        OutputError: it cannot be written.
+    """
+    if not name:
+        return None
+    from heddle.reports.trace_figures import figure_path
+
+    path = figure_path(Path(name))
+    new_file(path, force=True)
+    return path
+
+
 def write(path: Path, content: bytes) -> None:
     """Write a file, whole or not at all.
 

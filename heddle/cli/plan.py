@@ -1,7 +1,7 @@
 """`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
-import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,6 +14,7 @@ from heddle.cli.options import planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
 from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
+from heddle.config_error import ConfigError, require
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
@@ -27,6 +28,9 @@ ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs")
 ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
 SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
 LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
+ONE_CLUSTER: Final = (
+    "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor cluster.gpu"
+)
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
 
@@ -102,6 +106,8 @@ def plan(
     split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
     simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
+    from heddle.cli.show_plan import show_plan
+    from heddle.cli.tables import answer
     from heddle.planning.cluster_sizes import RolloutLimits
 
     check_exports(export)
@@ -111,58 +117,46 @@ def plan(
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is not None:
-        _one_cluster(several)
-        _only_of(context, ROLLOUT_ONLY, "leave out --regimes, or the option")
-        _only_swept(swept, LOOP_SWEPT, "leave out --regimes, or the option")
-        best_loop = _planned_loop(config, swept, regimes)
-        _show_loop(best_loop, given_options(context, but=CHOSEN), as_json=as_json)
+        from heddle.cli.show_loop import show_loop_plan
+
+        require(not several, ONE_CLUSTER)
+        _refuse(context, ROLLOUT_ONLY, swept, LOOP_SWEPT, "leave out --regimes, or the option")
+        show = partial(show_loop_plan, words=given_options(context, but=CHOSEN))
+        answer(_planned_loop(config, swept, regimes), show, as_json=as_json)
         return
-    _only_swept(swept, ROLLOUT_SWEPT, "give --regimes too")
+    _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
     if several or deadline_s is not None or dollars is not None:
         remedy = "it is of one cluster, without --deadline and --budget"
-        _only_of(context, ("export",), remedy)
-        _only_swept(swept, SEVERAL_SWEPT, remedy)
+        _refuse(context, ("export",), swept, SEVERAL_SWEPT, remedy)
         limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
-    _only_of(context, ("jobs",), "sweep cluster.gpus or cluster.gpu to compare clusters")
+    _refuse(context, ("jobs",), {}, (), "sweep cluster.gpus or cluster.gpu to compare clusters")
     found = _planned_rollout(config, best=best)
-    _show_rollout(found, as_json=as_json)
+    answer(found, show_plan, as_json=as_json)
+    if not as_json:
+        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
     write_exports(found, export)
 
 
-def _show_rollout(found: "Planned", *, as_json: bool) -> None:
-    from heddle.cli.show_plan import show_plan
-
-    if as_json:
-        click.echo(json.dumps(found.plain(), allow_nan=False))
-    else:
-        show_plan(found)
-        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
-
-
-def _show_loop(found: "LoopPlan", same_options: list[str], *, as_json: bool) -> None:
-    from heddle.cli.show_loop import show_loop_plan
-
-    if as_json:
-        click.echo(json.dumps(found.plain(), allow_nan=False))
-    else:
-        show_loop_plan(found, same_options)
-
-
-def _one_cluster(several: bool) -> None:
-    """Refuse several clusters.
+def _refuse(
+    context: click.Context,
+    names: Sequence[str],
+    swept: Mapping[str, Any],
+    keys: Sequence[str],
+    remedy: str,
+) -> None:
+    """Refuse what was given and has no effect: parameters `names`, and sweeps of other `keys`.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: one was.
     """
-    from heddle.config_files import ConfigError
-
-    if several:
-        raise ConfigError(
-            "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor "
-            "cluster.gpu"
-        )
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    given = [n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
+    useless = [flags[name] for name in given]
+    useless += [f"--sweep {key}" for key in swept if key not in keys]
+    if useless:
+        raise ConfigError(f"{useless[0]} has no effect here: {remedy}")
 
 
 def _planned_rollout(config: "Config", *, best: bool) -> "Planned":
@@ -177,7 +171,7 @@ def _planned_rollout(config: "Config", *, best: bool) -> "Planned":
             config,
             best=best,
             workspace=shared,
-            on_split=bar.at if bar.seen else None,
+            on_split=bar.count,
             planner=how.planner,
             cost=how.cost,
             predictor=how.predictor,
@@ -187,41 +181,6 @@ def _planned_rollout(config: "Config", *, best: bool) -> "Planned":
         return found
     with progress("simulating the trace"):
         return replayed(found, shared)
-
-
-def _only_of(context: click.Context, names: tuple[str, ...], remedy: str) -> None:
-    """Refuse options that were given and have no effect.
-
-    Raises:
-        ConfigError: one was.
-    """
-    from heddle.config_files import ConfigError
-
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise ConfigError(f"{flags[name]} has no effect here: {remedy}")
-
-
-def _possible(*, colocated: bool) -> list[str]:
-    """Regimes to choose from that go with these GPUs."""
-    from heddle_core.loop.presets import REGIMES
-
-    names = PLANNED_REGIMES
-    return [n for n in names if not colocated or REGIMES[n.partition(":")[0]].can_share_gpus]
-
-
-def _only_swept(swept: Mapping[str, Any], keys: Sequence[str], remedy: str) -> None:
-    """Refuse sweeps that have no effect.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    from heddle.config_files import ConfigError
-
-    for key in swept:
-        if key not in keys:
-            raise ConfigError(f"--sweep {key} has no effect here: {remedy}")
 
 
 CHOSEN = ("regimes", "as_json", "sweeps")
@@ -235,22 +194,22 @@ def _planned_loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> "
     from heddle.loop.plan import plan_loop
     from heddle.loop.splits import splits
 
-    names = (
-        _possible(colocated=config.loop.colocated)
-        if regimes == BEST
-        else regime_names(regimes, config.regimes)
-    )
-    made = loop_of(config, names)
+    shared = config.loop.colocated
+    possible = [n for n in PLANNED_REGIMES if not shared or _can_share(n)]
+    best = regimes == BEST
+    made = loop_of(config, possible if best else regime_names(regimes, config.regimes))
     own = BEST if config.loop.train_gpus is None else [made.train_gpus]
-    numbers, degrees = swept.get("loop.train_gpus", own), swept.get("cluster.tp", BEST)
     with progress("estimating", "batches") as bar:
         return plan_loop(
-            splits(
-                made,
-                None if numbers == BEST else numbers,
-                None if degrees == BEST else degrees,
-            ),
+            splits(made, swept.get("loop.train_gpus", own), swept.get("cluster.tp", BEST)),
             simulate=config.plan.simulated,
             objective=config.plan.objective or "makespan",
-            on_progress=(lambda done, total: bar.at(done, total)) if bar.seen else None,
+            on_progress=bar.count,
         )
+
+
+def _can_share(name: str) -> bool:
+    """Whether rollout and training can have the same GPUs under a regime."""
+    from heddle_core.loop.presets import REGIMES
+
+    return REGIMES[name.partition(":")[0]].can_share_gpus

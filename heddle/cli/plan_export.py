@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import rich_click as click
 
+from heddle.config_error import ConfigError
+
 if TYPE_CHECKING:
     from heddle.planning.plan import Planned
 
@@ -18,7 +20,6 @@ def check_exports(paths: Sequence[Path]) -> None:
         OutputError: a file cannot be written.
     """
     from heddle.cli.outputs import new_file
-    from heddle.config_files import ConfigError
     from heddle.planning.exports import exported_files
 
     files = [file for path in paths for file in exported_files(path)]

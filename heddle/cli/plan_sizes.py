@@ -1,16 +1,16 @@
 """`heddle plan` over several clusters: its limits, and the call."""
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 from heddle.cli.options import check_file_is_of
+from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
+    from heddle.cli.progress import ProgressBar
     from heddle.command_config import Config
     from heddle.planning.cluster_sizes import RolloutLimits
 
@@ -71,17 +71,13 @@ def show_clusters(
     Raises:
         ConfigError: no cluster keeps the limits; the table is printed before.
     """
-    from heddle.cli.outputs import new_file
+    from heddle.cli.outputs import checked_figure
     from heddle.cli.progress import progress
     from heddle.cli.show_plan import show_sizes
-    from heddle.config_files import ConfigError
+    from heddle.cli.tables import answer
     from heddle.planning.sizing import size_clusters
-    from heddle.reports.result_figures import draw_sizes
-    from heddle.reports.trace_figures import figure_path
 
-    figure = Path(config.report.figure) if config.report.figure else None
-    if figure is not None:
-        new_file(figure_path(figure), force=True)
+    figure = checked_figure(config.report.figure)
     for gpu in swept.get("cluster.gpu", ()):
         check_file_is_of(config.cluster.model, gpu)
     classes = tuple(dict.fromkeys(swept.get("cluster.gpu", (config.cluster.gpu,))))
@@ -95,28 +91,24 @@ def show_clusters(
             objective=config.plan.objective,
             simulated=not config.plan.estimate_only,
             jobs=jobs,
-            on_progress=_counted(bar.now, bar.at, len(classes) * len(gpus)) if bar.seen else None,
+            on_progress=_counted(bar, len(classes) * len(gpus)) if bar.seen else None,
         )
-    if as_json:
-        click.echo(json.dumps(sizes.plain(), allow_nan=False))
-    else:
-        show_sizes(sizes)
+    answer(sizes, show_sizes, as_json=as_json)
     if figure is not None:
+        from heddle.reports.result_figures import draw_sizes
+
         draw_sizes(sizes, figure)
     unreachable = sizes.unreachable()
     if unreachable is not None:
         raise ConfigError(unreachable)
 
 
-def _counted(
-    now: Callable[[str], None], at: Callable[[int, int], None], total: int
-) -> Callable[[str, int, int], None]:
-    begun: list[str] = []
+def _counted(bar: "ProgressBar", total: int) -> Callable[[str, int, int], None]:
+    begun: dict[str, None] = {}
 
     def show(name: str, done: int, every: int) -> None:
-        if name not in begun:
-            begun.append(name)
-        now(f"{name} ({len(begun)} of {total} clusters)")
-        at(done, every)
+        begun[name] = None
+        bar.now(f"{name} ({len(begun)} of {total} clusters)")
+        bar.at(done, every)
 
     return show

@@ -114,6 +114,7 @@ def check(
     """
     from heddle.cli.demo import shipped_trace
     from heddle.cli.progress import progress
+    from heddle.cli.tables import answer
     from heddle.cluster.config import ClusterConfig
     from heddle.config import RunConfig
     from heddle.policies.check import check_policy
@@ -124,10 +125,7 @@ def check(
     )
     with progress(f"checking {name}"):
         found = check_policy(name, config)
-    if as_json:
-        click.echo(json.dumps(found.plain(), allow_nan=False))
-    else:
-        _show(found)
+    answer(found, _show, as_json=as_json)
     ctx.exit(0 if found.passed else FAILED)
 
 

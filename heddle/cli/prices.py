@@ -1,6 +1,7 @@
 """`heddle prices`: dollars of a GPU and hour, with sources."""
 
 import json
+from dataclasses import asdict
 
 import rich_click as click
 
@@ -17,16 +18,8 @@ def prices(as_json: bool) -> None:
 
     rows = priced_classes()
     if as_json:
-        listed = [
-            {
-                "gpu": row.gpu,
-                "dollars_per_hour": row.dollars_per_hour,
-                "date": row.date,
-                "source": row.source,
-            }
-            for row in rows
-        ]
-        click.echo(json.dumps({"schema": "heddle.prices/1", "prices": listed}))
+        found = {"schema": "heddle.prices/1", "prices": [asdict(row) for row in rows]}
+        click.echo(json.dumps(found))
         return
     shown = {}
     for row in rows:

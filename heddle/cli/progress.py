@@ -3,7 +3,7 @@
 Only on a terminal: nothing is written if standard error is a file or a pipe.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -66,6 +66,11 @@ class ProgressBar:
     def seen(self) -> bool:
         """Whether it is shown; if not, work need not be counted."""
         return not self._bar.disable
+
+    @property
+    def count(self) -> Callable[[int, int], None] | None:
+        """`at`; None if the bar is not shown."""
+        return self.at if self.seen else None
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def replay(ctx: click.Context, run: Path, allow_policies: tuple[str, ...], as_js
         why = why_unfinished(loaded.manifest)
         click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
     with progress(f"replaying {loaded.label}", "events") as bar:
-        result = replay_run(loaded, bar.at if bar.seen else None, allow_policies=allow_policies)
+        result = replay_run(loaded, bar.count, allow_policies=allow_policies)
     if as_json:
         click.echo(json.dumps(result.plain()))
     elif result.divergence is None:

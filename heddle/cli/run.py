@@ -1,13 +1,12 @@
 """`heddle run`: one run on real engines, or on fake ones in real time."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import replayed, take_config
+from heddle.cli.options import run_on_engines, take_config
 
 ENGINE = click.Choice(["vllm", "fake"])
 
@@ -25,7 +24,7 @@ ENGINE = click.Choice(["vllm", "fake"])
 )
 @click.option("--tp", "tps", default=None, help="TP degree, or one for each engine as 1,2 [1]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-@partial(replayed, but=("--gpus", "--tp"))
+@run_on_engines
 def run(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
@@ -44,7 +43,7 @@ def run(
     """
     from heddle.cli.progress import progress
     from heddle.cli.show import run_summary, show_lateness
-    from heddle.running import run as run_on_engines
+    from heddle.running import run as run_here
     from heddle.setup import prepare
     from heddle.workload import check_tags_used
 
@@ -61,7 +60,7 @@ def run(
     with progress(f"{config.policy.preset} s{config.seed}", "trajectories") as bar:
         setup = prepare(config)
         check_tags_used(config.policy.tags, [setup.policy])
-        result = run_on_engines(
+        result = run_here(
             setup,
             out=out,
             config_text=text,

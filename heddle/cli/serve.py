@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from heddle.cli.options import served, take_config
+from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
     from heddle.config import RunConfig
@@ -124,7 +125,6 @@ def serve(
 def _url_tps(urls: tuple[str, ...], tps: str | None) -> tuple[int, ...]:
     """Read `--tp` with `--worker`: one TP degree for all URLs, or one for each."""
     from heddle.cli.engine_options import tp_degrees
-    from heddle.config_files import ConfigError
 
     if tps is None:
         return ()
@@ -176,7 +176,6 @@ def _replies(path: Path) -> "Replies":
     Raises:
         ConfigError: names the file and the line.
     """
-    from heddle.config_files import ConfigError
     from heddle_gateway.fake_engines import Replies
 
     messages = []
@@ -202,8 +201,6 @@ def _check_engine(config: "RunConfig") -> None:
     Raises:
         ConfigError: names the option or key.
     """
-    from heddle.config_files import ConfigError
-
     engine, serve = config.runtime.engine, config.serve
     for name, given, kind in (
         ("--model-dir", config.runtime.model_dir, "vllm"),
@@ -215,8 +212,6 @@ def _check_engine(config: "RunConfig") -> None:
 
 
 def _check_options(engine: str | None, urls: tuple[str, ...], engines: int | None) -> None:
-    from heddle.config_files import ConfigError
-
     if find_spec("aiohttp") is None:
         raise ConfigError("heddle serve needs aiohttp: pip install 'heddle-rl[serve]'")
     if urls and engine != "http":

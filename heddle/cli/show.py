@@ -14,22 +14,21 @@ from heddle.cli.tables import (
     lines,
     new_table,
     number_cell,
-    objective_cell,
+    percent,
     show,
     show_ranking,
     show_rows,
+    show_tried,
 )
 from heddle.cluster.config import ClusterConfig
-from heddle.cluster.profiles import ClusterProfiles
 from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.waterfall import PRESET, WaterfallStep
-from heddle.policy_inputs import HistorySource
+from heddle.cost.prices import Prices
 from heddle.runs.bound import Bound
 from heddle.runs.conditions import lateness_note, load_note
 from heddle.runs.ideal import Ideal
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
-from heddle.workload import Workload
 
 WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
 """Figures of a run that say why it is fast or slow."""
@@ -80,27 +79,14 @@ def _row(result: Comparison, p: PolicyResult) -> dict[str, str]:
 
 def comparison_head(result: Comparison) -> None:
     """Trace, cluster, profile, history, prices, bound and ideals."""
-    cluster = result.config.cluster
-    _head(
-        cluster,
-        result.workload,
-        result.profiles,
-        result.history,
-        result.bound,
-        result.ideal,
-        prices=result.prices.text(result.profiles.pools),
-        engines=_tried(result) if result.tuning.swept else _engines(cluster),
-    )
+    engines = _tried(result) if result.tuning.swept else _engines(result.config.cluster)
+    _head(result, result.bound, result.ideal, result.prices, engines)
 
 
 def _runs(result: Comparison) -> None:
     """Where the runs are that the table has means of."""
     shown = [run for p in result.best for run in p.runs]
-    if len(shown) > len(result.best):
-        click.echo(
-            f"means over {len(shown) // len(result.best)} seeds, "
-            "± 95 % confidence interval of the mean"
-        )
+    _seeds(len(shown) // len(result.best))
     click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in shown)))
     for run in shown:
         click.echo(f"  {run.path.name}")
@@ -130,25 +116,7 @@ def _settings(result: Comparison) -> None:
     """
     by_role = result.tuning.roles
     tried = [p for p in result.policies if p.variant.swept or by_role]
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    tps = [f"TP {tp}" for tp in result.tuning.tps]
-    used = {_column(p) for p in tried}
-    for p in tried:
-        variant, cluster = p.variant, p.variant.cluster
-        roles = cluster.role_gpus.label if cluster.role_gpus else "-"
-        head = {"policy": variant.policy, "running": str(cluster.max_running)}
-        row = rows.setdefault(
-            (*head.values(), roles),
-            {
-                **head,
-                **({"GPUs by role": roles} if by_role else {}),
-                **{column: "-" for column in (*tps, PLANNED) if column in used},
-            },
-        )
-        row[_column(p)] = ("*" if p.best else "") + objective_cell(
-            result.objective, p.value(result.objective)
-        )
-    if not rows:
+    if not tried:
         fact("tried", "nothing: every policy here plans its engines itself")
         click.echo()
         return
@@ -159,8 +127,18 @@ def _settings(result: Comparison) -> None:
         "found on the same trace: the hindsight is theirs",
     )
     click.echo()
-    show_rows([*rows.values()])
+    used = {_column(p) for p in tried}
+    columns = [*(f"TP {tp}" for tp in result.tuning.tps), PLANNED]
+    cells = ((_setting(p, by_role), _column(p), p.best, p.value(result.objective)) for p in tried)
+    show_tried(result.objective, cells, [column for column in columns if column in used])
     click.echo()
+
+
+def _setting(p: PolicyResult, by_role: bool) -> dict[str, str]:
+    cluster = p.variant.cluster
+    head = {"policy": p.variant.policy, "running": str(cluster.max_running)}
+    roles = cluster.role_gpus.label if cluster.role_gpus else "-"
+    return head | ({"GPUs by role": roles} if by_role else {})
 
 
 def _column(p: PolicyResult) -> str:
@@ -175,17 +153,7 @@ def run_summary(result: RunResult, setup: RunSetup | None) -> None:
         return
     bound = setup.bound()
     ideal = setup.ideal(bound)
-    cluster = setup.config.cluster
-    _head(
-        cluster,
-        setup.workload,
-        setup.profiles,
-        setup.history,
-        bound,
-        ideal,
-        prices=run_prices(setup).text(setup.profiles.pools),
-        engines=_engines(cluster),
-    )
+    _head(setup, bound, ideal, run_prices(setup), _engines(setup.config.cluster))
     least = (bound.makespan_s, ideal.fluid_s, ideal.equal_progress_s)
     _run_figures(result, *(seconds / result.summary["makespan_s"] for seconds in least))
 
@@ -215,16 +183,9 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _head(
-    cluster: ClusterConfig,
-    work: Workload,
-    profiles: ClusterProfiles,
-    history: HistorySource,
-    bound: Bound,
-    ideal: Ideal,
-    *,
-    prices: str,
-    engines: str,
+    of: Comparison | RunSetup, bound: Bound, ideal: Ideal, prices: Prices, engines: str
 ) -> None:
+    cluster, work, profiles = of.config.cluster, of.workload, of.profiles
     groups = len({script.group for script in work.scripts})
     facts = [
         f"{len(work.scripts):,} trajectories, {groups:,} groups, "
@@ -245,8 +206,8 @@ def _head(
         fact("profile", f"{of_class}{source}")
         for remark in remarks:
             fact("", remark)
-    fact("history", history.name)
-    fact("prices", prices)
+    fact("history", of.history.name)
+    fact("prices", prices.text(profiles.pools))
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""
     fact(
         "bound",
@@ -288,22 +249,22 @@ def show_waterfall(result: Comparison, steps: Sequence[WaterfallStep]) -> None:
                 "step": step.name,
                 "makespan_s": estimate_cell(step.makespan_s),
                 "saved_s": "" if step is steps[0] else f"{step.saved_s:+,.1f}",
-                "share of gain": ""
-                if step.share is None
-                else f"{step.share:.0%}".replace("%", " %"),
+                "share of gain": "" if step.share is None else percent(step.share, ".0%"),
                 "of bound": f"{result.bound.makespan_s / step.makespan_s.mean:.2f}",
             }
             for step in steps
         ]
     )
     untuned, tuned, last = steps[0], steps[1], steps[-1]
-    said = [f"{_saved(last, each)} against {each.policy}" for each in (tuned, untuned)]
+    said = [
+        f"{percent(1.0 - last.makespan_s.mean / each.makespan_s.mean)} against {each.policy}"
+        for each in (tuned, untuned)
+    ]
     click.echo(f"{PRESET} saves {said[0]}, its best TP degree, and {said[1]}")
     click.echo("each step keeps those before it; the best TP degree is found on the same trace")
-    seeds = len(result.policies[0].runs)
-    if seeds > 1:
-        click.echo(f"means over {seeds} seeds, ± 95 % confidence interval of the mean")
+    _seeds(len(result.policies[0].runs))
 
 
-def _saved(step: WaterfallStep, other: WaterfallStep) -> str:
-    return f"{1.0 - step.makespan_s.mean / other.makespan_s.mean:.1%}".replace("%", " %")
+def _seeds(number: int) -> None:
+    if number > 1:
+        click.echo(f"means over {number} seeds, ± 95 % confidence interval of the mean")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import rich_click as click
 
@@ -10,13 +11,11 @@ from heddle.cli.tables import (
     cost_cells,
     costs,
     estimate_cell,
-    new_table,
-    objective_cell,
-    show,
     show_ranking,
     show_rows,
+    show_tried,
 )
-from heddle.loop.plan import LoopPlan, StepEstimate
+from heddle.loop.plan import LoopPlan
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 
 SHOWN = 8
@@ -66,17 +65,13 @@ def _head(result: LoopComparison) -> None:
 
 def _regimes(result: LoopComparison) -> None:
     config, reference = result.tried[0].setup.config, result.regimes[0]
-    several = len(result.running) > 1
     rows = []
     for row in result.regimes:
+        gpus = {} if config.colocated else {"train GPUs": str(row.setup.train_gpus)}
         busy = {"reward busy": row.reward_busy, "env. busy": row.environment_busy}
-        counted = {name: share for name, share in busy.items() if share is not None}
         rows.append(
             {
-                "regime": row.setup.name,
-                **({} if config.colocated else {"train GPUs": str(row.setup.train_gpus)}),
-                "TP": _tp(row),
-                **({"running": _running(row)} if several else {}),
+                **_setting(result, row, **gpus),
                 "measured": str(len(row.runs[0].step_s)),
                 "step_s": estimate_cell(row.step_s),
                 f"vs {reference.setup.name}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
@@ -84,7 +79,7 @@ def _regimes(result: LoopComparison) -> None:
                 **costs(row.cost_per_1k_samples, "/1k"),
                 "rollout busy": f"{row.rollout_busy:.2f}",
                 "train busy": f"{row.train_busy:.2f}",
-                **{name: f"{share:.2f}" for name, share in counted.items()},
+                **{name: f"{share:.2f}" for name, share in busy.items() if share is not None},
                 "staleness": f"{row.mean_staleness:.2f}",
                 "oldest": f"{max(row.staleness)}",
                 "wasted": f"{row.wasted_share:.3f}",
@@ -102,13 +97,9 @@ def _splits(result: LoopComparison) -> None:
         "\nseconds of a step: the trainer waits for trajectories, or only for rewards of its batch;"
     )
     click.echo("it trains; it waits for a weight update, or for GPUs that change between the two\n")
-    parts = ("rollout", "reward", "training", "update")
+    rows = [(row.setup.name, row.split_s) for row in result.regimes]
     show_rows(
-        [
-            {"regime": row.setup.name}
-            | {part: f"{s:,.1f}" for part, s in zip(parts, row.split_s.values(), strict=True)}
-            for row in result.regimes
-        ]
+        [{"regime": name, **{k: f"{s:,.1f}" for k, s in parts.items()}} for name, parts in rows]
     )
 
 
@@ -116,37 +107,30 @@ def _tried(result: LoopComparison) -> None:
     """The objective of every regime at every setting."""
     what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
     click.echo(f"tried    mean {what} by GPUs of the trainer; * the best\n")
-    several = len(result.running) > 1
-    columns = ["regime", "TP", *(["running"] if several else [])]
-    table = new_table(*columns, *(f"{n} train" for n in result.splits))
     best = {id(row) for row in result.regimes}
-    cells: dict[tuple[str, str, str], dict[int, str]] = {}
-    for row in result.tried:
-        mine = cells.setdefault((row.setup.name, _tp(row), _running(row)), {})
-        mark = "*" if id(row) in best else ""
-        mine[row.setup.train_gpus] = (
-            f"{mark}{objective_cell(result.objective, row.value(result.objective))}"
+    names = [row.setup.name for row in result.regimes]
+    cells = (
+        (
+            _setting(result, row),
+            f"{row.setup.train_gpus} train",
+            id(row) in best,
+            row.value(result.objective),
         )
-    rows = sorted(cells.items(), key=lambda item: _order(result, item[0][0]))
-    for (name, tp, running), steps in rows:
-        table.add_row(
-            name, tp, *([running] if several else []), *(steps.get(n, "-") for n in result.splits)
-        )
-    show(table)
+        for row in sorted(result.tried, key=lambda row: names.index(row.setup.name))
+    )
+    show_tried(result.objective, cells, [f"{n} train" for n in result.splits])
     click.echo("")
 
 
-def _order(result: LoopComparison, name: str) -> int:
-    return [row.setup.name for row in result.regimes].index(name)
-
-
-def _tp(row: RegimeResult) -> str:
-    """TP degree of its engines; a dash where a policy plans them."""
-    return "-" if plans(row.setup) else str(row.setup.config.run.cluster.tp)
-
-
-def _running(row: RegimeResult) -> str:
-    return str(row.setup.config.run.cluster.max_running)
+def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str, str]:
+    """Regime, `more`, TP degree of its engines (a dash where a policy plans them), and steps."""
+    cluster = row.setup.config.run.cluster
+    return {
+        "regime": row.setup.name,
+        **more,
+        "TP": "-" if plans(row.setup) else str(cluster.tp),
+        **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),
+    }
 
 
 def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
@@ -168,22 +152,23 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
     click.echo(f"prices   {best.setup.prices.text(best.setup.gpus_by_class)}\n")
     least = result.value(plan.objective)
     rows = []
-    for number, estimate in enumerate(plan.estimates[: max(SHOWN, len(plan.simulated))]):
-        simulated = plan.simulated[number] if number < len(plan.simulated) else None
-        setup = estimate.setup
+    shown = plan.estimates[: max(SHOWN, len(plan.simulated))]
+    for estimate, simulated in zip_longest(shown, plan.simulated):
+        setup, cluster = estimate.setup, estimate.setup.config.run.cluster
+        hours, dollars = cost_cells(estimate.cost_per_1k_samples)
         over = None if simulated is None else simulated.value(plan.objective) / least
         rows.append(
             {
                 "regime": ("* " if estimate is best else "") + setup.name,
-                "rollout GPUs": str(setup.config.run.cluster.gpus),
+                "rollout GPUs": str(cluster.gpus),
                 "train GPUs": str(setup.train_gpus),
-                "TP": str(setup.config.run.cluster.tp),
+                "TP": str(cluster.tp),
                 "trainer": f"TP {setup.layout.tp} PP {setup.layout.pp}",
                 "estimated_s": f"{estimate.step_s:,.1f}",
                 "simulated_s": "-" if simulated is None else f"{simulated.step_s.mean:,.1f}",
                 "over best": "-" if over is None else f"{over:.2f} x",
-                "est. GPU-hours/1k": cost_cells(estimate.cost_per_1k_samples)[0],
-                "est. $/1k": cost_cells(estimate.cost_per_1k_samples)[1],
+                "est. GPU-hours/1k": hours,
+                "est. $/1k": dollars,
                 "waits for": estimate.limit,
             }
         )
@@ -192,11 +177,7 @@ def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
         "\ncost     1,000 trained samples of the best, as simulated: "
         + " GPU-hours, $ ".join(cost_cells(result.cost_per_1k_samples))
     )
-    click.echo(f"next     heddle loop {shlex.join(words)} {_chosen(best)}")
-
-
-def _chosen(estimate: StepEstimate) -> str:
-    config = estimate.setup.requested
-    shared = config.colocated
-    where = "" if shared else f"--set loop.train_gpus={estimate.setup.train_gpus} "
-    return f"--regimes {estimate.setup.name} {where}--tp {config.run.cluster.tp}"
+    chosen = best.setup.requested
+    where = "" if chosen.colocated else f"--set loop.train_gpus={best.setup.train_gpus} "
+    where = f"--regimes {best.setup.name} {where}--tp {chosen.run.cluster.tp}"
+    click.echo(f"next     heddle loop {shlex.join(words)} {where}")

@@ -6,7 +6,7 @@ from typing import Final
 
 import rich_click as click
 
-from heddle.cli.tables import cost_cells, costs, number_cell, show_rows
+from heddle.cli.tables import cost_cells, costs, number_cell, percent, show_rows
 from heddle.planning.cluster_sizes import ClusterSize, Sizes
 from heddle.planning.plan import Planned
 from heddle.policy_inputs import needs_oracle
@@ -48,9 +48,9 @@ def show_plan(plan: Planned) -> None:
     click.echo(f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {prices}\n")
     if len(plan.splits) > 1:
         _splits(plan)
-    rows = plan.groups()
     whole = [
-        {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()} for row in rows
+        {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
+        for row in plan.groups()
     ]
     show_rows([{key: number_cell(value) for key, value in row.items()} for row in whole])
 
@@ -58,7 +58,7 @@ def show_plan(plan: Planned) -> None:
 def _show_replayed(plan: Planned) -> None:
     if plan.replayed_s is None or plan.estimate_error is None:
         return
-    early = f"{abs(plan.estimate_error):.0%}".replace("%", " %")
+    early = percent(abs(plan.estimate_error), ".0%")
     side = "early" if plan.estimate_error < 0.0 else "late"
     click.echo(
         f"replayed {plan.replayed_s:,.1f} s: this trace simulated under heddle with this "
@@ -142,10 +142,8 @@ def show_sizes(sizes: Sizes) -> None:
 
 def _recommendation(sizes: Sizes, row: ClusterSize) -> str:
     limits = sizes.limits
-    kept = [
-        *([f"{limits.deadline_s:,.0f} s"] if limits.deadline_s is not None else []),
-        *([f"${limits.dollars:,.2f}"] if limits.dollars is not None else []),
-    ]
+    kept = [] if limits.deadline_s is None else [f"{limits.deadline_s:,.0f} s"]
+    kept += [] if limits.dollars is None else [f"${limits.dollars:,.2f}"]
     least = "the least time" if sizes.objective == "makespan" else "the lowest cost"
     within = f" within {' and '.join(kept)}" if kept else ""
     return f"{row.name}, {_mix(row.mix)}: {least}{within}"
@@ -163,7 +161,7 @@ def _table(sizes: Sizes) -> None:
         }
         if row.simulated_s is not None and row.error is not None:
             cells["simulated_s"] = f"{row.simulated_s:,.1f}"
-            cells["error"] = f"{row.error:+.1%}".replace("%", " %")
+            cells["error"] = percent(row.error, "+.1%")
         cells |= {
             "bound_s": f"{row.bound_s:,.1f}",
             "limit": row.limit,
@@ -171,10 +169,8 @@ def _table(sizes: Sizes) -> None:
             **costs(row.cost),
         }
         if limited:
-            broken = [
-                *(["late"] if limits.late(row) else []),
-                *(["over budget"] if limits.over_budget(row) else []),
-            ]
+            broken = ["late"] if limits.late(row) else []
+            broken += ["over budget"] if limits.over_budget(row) else []
             cells["within limits"] = ", ".join(broken) or "yes"
         rows.append(cells)
     show_rows(rows)
@@ -204,6 +200,7 @@ def _errors(sizes: Sizes) -> str:
     errors = [row.error for row in sizes.rows if row.error is not None]
     mean = fmean(map(abs, errors))
     return (
-        f"against simulation {mean:.1%} off in the mean, from {min(errors):+.1%} to "
-        f"{max(errors):+.1%}; best uniform TP is verl's best, simulated at every degree"
-    ).replace("%", " %")
+        f"against simulation {percent(mean)} off in the mean, from {percent(min(errors), '+.1%')} "
+        f"to {percent(max(errors), '+.1%')}; best uniform TP is verl's best, simulated at every "
+        "degree"
+    )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import rich_click as click
 
 from heddle.cli.engine_options import positive_numbers
+from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
     from heddle.cli.options import Verb
@@ -50,8 +51,6 @@ def read_sweeps(
     Raises:
         ConfigError: a key cannot be swept here, is named twice, or its values do not fit it.
     """
-    from heddle.config_files import ConfigError
-
     found: dict[str, Values] = {}
     for text in [*texts, *(["cluster.tp=best"] if tp == BEST else [])]:
         key, equals, listed = (part.strip() for part in text.partition("="))
@@ -66,8 +65,6 @@ def read_sweeps(
 
 
 def _values(text: str, kind: str, listed: str) -> Values:
-    from heddle.config_files import ConfigError
-
     if kind in (BEST, WATERFALL):
         if listed != kind:
             raise ConfigError(f"--sweep {text}: only {kind} can be tried; set one value by --set")

@@ -1,8 +1,9 @@
 """Tables, and what stands in and above them, as text on standard output."""
 
+import json
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import rich_click as click
 from rich.console import Console, ConsoleDimensions
@@ -19,6 +20,25 @@ PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
 
+class _Answer(Protocol):
+    """What a command found."""
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON."""
+        ...
+
+
+A = TypeVar("A", bound=_Answer)
+
+
+def answer(found: A, show: Callable[[A], None], *, as_json: bool) -> None:
+    """Print what a command found: as JSON, or as `show` does."""
+    if as_json:
+        click.echo(json.dumps(found.plain(), allow_nan=False))
+    else:
+        show(found)
+
+
 def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
     """Print a table of rows that are cells by column; a column is there if a row has it."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -26,6 +46,19 @@ def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
     for row in rows:
         table.add_row(*(row.get(column, "-") for column in columns))
     show(table)
+
+
+def show_tried(
+    objective: Objective,
+    tried: Iterable[tuple[Mapping[str, str], str, bool, float]],
+    columns: Sequence[str],
+) -> None:
+    """Print values at settings: the row's first cells, the column, whether it is best, a value."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for head, column, best, value in tried:
+        row = rows.setdefault(tuple(head.values()), {**head, **dict.fromkeys(columns, "-")})
+        row[column] = ("*" if best else "") + objective_cell(objective, value)
+    show_rows([*rows.values()])
 
 
 def show(table: Table) -> None:
@@ -104,9 +137,9 @@ def show_ranking(objective: Objective, names: Sequence[str]) -> None:
         click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 
-def estimate_cell(e: Estimate) -> str:
+def estimate_cell(e: Estimate, give_or_take: str = "±") -> str:
     """A mean, with its interval where there are several seeds."""
-    return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} ± {e.ci95:,.1f}"
+    return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} {give_or_take} {e.ci95:,.1f}"
 
 
 def cost_cells(cost: RunCost) -> list[str]:
@@ -122,6 +155,11 @@ def costs(cost: RunCost, per: str = "") -> dict[str, str]:
 def objective_cell(objective: Objective, value: float) -> str:
     """Seconds or dollars by which a row is better or worse than others."""
     return f"{value:,.1f}" if objective == "makespan" else number_cell(value)
+
+
+def percent(share: float, form: str = ".1%") -> str:
+    """A share in percent, with a space before the sign."""
+    return f"{share:{form}}".replace("%", " %")
 
 
 def number_cell(value: Any) -> str:

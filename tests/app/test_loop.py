@@ -175,11 +175,12 @@ def test_a_figure(heddle: Heddle, prompts: str, tmp_path: Path):
     again = tmp_path / "again.png"
     heddle("loop", prompts, "--regimes", "sync,april", *SMALL, "--set", f"report.figure={again}")
     assert again.read_bytes() == path.read_bytes()
-    wrong = heddle(
-        "loop", prompts, "--regimes", "sync", *SMALL, "--set", "report.figure=regimes.txt"
-    )
-    assert wrong.exit_code == 2
-    assert "must be named" in wrong.output
+    for name, why in (("regimes.txt", "must be named"), ("missing/x.png", "no such folder")):
+        wrong = heddle(
+            "loop", prompts, "--regimes", "sync", *SMALL, "--set", f"report.figure={name}"
+        )
+        assert wrong.exit_code == 2
+        assert why in wrong.output
 
 
 def test_gpus_in_turn(heddle: Heddle, prompts: str):
