@@ -75,7 +75,8 @@ class EngineLife:
         None: there is no such counter.
         """
         self._counted_s = now_s
-        if iterations is None or (iterations, kv_tokens) != (self._iterations, self._kv_tokens):
+        # Used KV falls by itself when clients leave; only work makes it grow.
+        if iterations is None or iterations != self._iterations or kv_tokens > self._kv_tokens:
             self._moved_s = now_s
         before = tokens if self._tokens is None else self._tokens
         prefilled = 0.0 if tokens is None else tokens - (before or 0.0) - self._decoded

@@ -76,6 +76,15 @@ def test_an_engine_whose_calls_are_answered_hangs_where_its_iterations_stand_sti
         assert ("its iterations stand still for 29 s" in why) is not moves
 
 
+@pytest.mark.parametrize(("grows", "hung"), [(True, False), (False, True)])
+def test_used_kv_that_grows_is_work_and_kv_that_clients_free_is_none(grows, hung):
+    judged = life()
+    for now_s in range(1, 31):
+        judged.answered(now_s)
+        judged.counted(now_s, 7.0, None, 10_000 + (100 if grows else -100) * now_s)
+    assert bool(judged.hung(30.0, streams=True, expected_s=0.0)) is hung
+
+
 def test_without_a_counter_of_iterations_silence_is_no_hang_as_long_as_calls_are_answered():
     judged = life()
     for now_s in range(1, 200):
