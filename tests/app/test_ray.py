@@ -128,6 +128,7 @@ def test_a_job_of_a_node_that_dies_runs_again_on_another(cluster, tmp_path):
     cluster.remove_node(node, allow_graceful=False)
     cluster.add_node(num_cpus=1)
     [(index, ran_on)] = results
+    cluster.wait_for_nodes(LIMIT_S)  # until Ray knows of the death: it starts nothing there then
     assert index == 0
     assert ran_on != victim
 
@@ -227,6 +228,7 @@ def test_the_death_of_a_node_loses_no_trajectory_and_makes_no_token_twice(
         runtime=on_nodes(model, time_scale=0.5),
     )
     path = run(over_nodes, out=tmp_path / "runs", on_progress=kill_a_node).path
+    cluster.wait_for_nodes(LIMIT_S)
     manifest = load_run(path).manifest
     assert len({node["node"] for node in manifest["world"]["nodes"]}) == 2
     events = [entry.event for entry in load_run(path).entries()]
