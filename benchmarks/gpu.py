@@ -26,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,8 @@ class Bench:
         assert installed is not None, "vLLM is not installed"
         self.folder, self.sizes, self.more = folder, sizes, more
         self.platform = installed.platform
+        self.fresh = count(1)
+        """Names of prompts that no engine has cached."""
         self.model = (
             write_model(folder / model, model)
             if self.platform == "cuda"
@@ -358,8 +361,7 @@ async def rollout(bench: Bench, server: Server) -> dict[str, float]:
 
 async def prefill(bench: Bench, server: Server, prompt: int, cached: int) -> dict[str, float]:
     """Time a prompt, of which so many tokens are cached before."""
-    prefill.count = getattr(prefill, "count", 0) + 1  # type: ignore[attr-defined]
-    ids = bench.ids(f"prefill{prefill.count}", prompt)  # type: ignore[attr-defined]
+    ids = bench.ids(f"prefill{next(bench.fresh)}", prompt)
     if cached:
         await server.generate(ids[:cached], 1)
     before = await server.metrics()

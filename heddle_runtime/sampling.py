@@ -4,23 +4,48 @@ from collections.abc import Mapping
 from typing import Any
 
 SAMPLING_FIELDS = frozenset(
-    (
-        *("allowed_token_ids", "bad_words", "detokenize", "extra_args", "frequency_penalty"),
-        *("ignore_eos", "include_stop_str_in_output", "logit_bias", "logprob_token_ids"),
-        *("logprobs", "min_p", "min_tokens", "presence_penalty", "repetition_detection"),
-        *("repetition_penalty", "seed", "skip_special_tokens", "spaces_between_special_tokens"),
-        *("stop", "stop_token_ids", "structured_outputs", "temperature", "thinking_token_budget"),
-        *("top_k", "top_p"),
-    )
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "detokenize",
+        "extra_args",
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "logit_bias",
+        "logprob_token_ids",
+        "logprobs",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_detection",
+        "repetition_penalty",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "structured_outputs",
+        "temperature",
+        "thinking_token_budget",
+        "top_k",
+        "top_p",
+    }
 )
 """Others are refused: vLLM ignores what it does not know, so that a typing error would change the
 tokens and nothing would say so. `max_tokens` is the step's own, and a step has one output."""
 
 INTERNAL_FIELDS = frozenset(
-    (
-        *("flat_logprobs", "max_tokens", "n", "output_kind", "output_text_buffer_length"),
-        *("skip_clone", "skip_reading_prefix_cache", "stream_interval"),
-    )
+    {
+        "flat_logprobs",
+        "max_tokens",
+        "n",
+        "output_kind",
+        "output_text_buffer_length",
+        "skip_clone",
+        "skip_reading_prefix_cache",
+        "stream_interval",
+    }
 )
 """Fields that rendering returns, or a client may send, and that are the engine's own to set."""
 TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
