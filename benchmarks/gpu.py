@@ -207,7 +207,7 @@ class Server:
 
     async def generate(self, prompt: Sequence[int], tokens: int, **more: Any) -> Any:
         """Run a step of so many tokens; `more`: its `extra_args`."""
-        sampling = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        sampling: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
         sampling |= {"max_tokens": tokens, "min_tokens": tokens}
         if more:
             sampling["extra_args"] = more
