@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.journal import Sink, recorded
@@ -21,6 +23,7 @@ class Core(Protocol):
         ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RecordedCore:
     """A core that also passes all events and commands to `sink`."""
 

@@ -41,6 +41,36 @@ def test_a_package_with_compiled_modules_selects_the_build_before_it_imports_any
     assert [alias.name for alias in first.names] == ["heddle_compiled"]
 
 
+def test_classes_that_interpreted_ones_inherit_from_allow_it() -> None:
+    closed = {
+        cls.name
+        for name in MODULES
+        for cls in _classes(source(name))
+        if not any("allow_interpreted_subclasses" in ast.unparse(d) for d in cls.decorator_list)
+        and "Protocol" not in _bases(cls)
+    }
+    packages = sorted(path for path in ROOT.glob("heddle*") if path.is_dir())
+    interpreted = {
+        path: [cls for cls in _classes(path) if closed.intersection(_bases(cls))]
+        for package in packages
+        for path in package.rglob("*.py")
+        if ".".join(path.relative_to(ROOT).with_suffix("").parts) not in MODULES
+    }
+    assert closed
+    assert {str(path): [cls.name for cls in of] for path, of in interpreted.items() if of} == {}
+
+
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+
+
+def _bases(cls: ast.ClassDef) -> set[str]:
+    """Names of its base classes, without their module and type parameters."""
+    return {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in cls.bases}
+
+
 def test_without_a_build_sources_run(build: Path) -> None:
     assert heddle_compiled.why_not() == "there is no compiled build"
 
