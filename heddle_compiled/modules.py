@@ -38,6 +38,7 @@ MODULES: Final = (
     "heddle_rollout.tools",
     "heddle_sim.batching",
     "heddle_sim.calendar",
+    "heddle_sim.drafts",
     "heddle_sim.engine",
     "heddle_sim.engine_client",
     "heddle_sim.host_kv",

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from heddle_rollout.engines import StepResult
+from heddle_sim.drafts import DraftedBatch
 from heddle_sim.host_kv import HostLink, Load
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
@@ -29,6 +30,7 @@ class ContinuousBatch:
         "_admissions",
         "_block_size",
         "_chunks",
+        "_drafted",
         "_epoch",
         "_host",
         "_inverse_speed",
@@ -37,6 +39,7 @@ class ContinuousBatch:
         "_partial",
         "_prefix_caching",
         "_prompts",
+        "_sequences",
         "_table",
         "_taken",
         "cache",
@@ -70,11 +73,16 @@ class ContinuousBatch:
         self._block_size = block_size
         self._prefix_caching = prefix_caching
         self._inverse_speed = 1.0 / speed
-        self.decoding = DecodeBatch(
-            _scaled(table.base_s, speed),
-            _scaled(table.per_context_s, speed),
-            block_size,
-        )
+        per_context_s = _scaled(table.per_context_s, speed)
+        drafting = table.drafting
+        self._drafted: DraftedBatch | None = None
+        """What decodes, where that has drafts."""
+        if drafting is None:
+            self.decoding = DecodeBatch(_scaled(table.base_s, speed), per_context_s, block_size)
+        else:
+            base_s = {k: _scaled(seconds, speed) for k, seconds in drafting.base_s.items()}
+            self._drafted = DraftedBatch(drafting, base_s, per_context_s, block_size)
+            self.decoding = self._drafted
         self.cache = PrefixCache()
         self._prompts = GroupPrompts()
         self.waiting: deque[Request] = deque()
@@ -86,6 +94,8 @@ class ContinuousBatch:
         """The step in the middle of its prefill."""
         self._chunks: list[tuple[Request, int]] = []
         """Steps that prefill in this iteration, and how many tokens."""
+        self._sequences = 0
+        """Sequences that the last iteration computed."""
         self._taken = False
         """Whether `used_blocks` counts the iteration that runs; a leap is counted when it ends."""
         self._admissions = 0
@@ -184,8 +194,7 @@ class ContinuousBatch:
             over = self.used_blocks + cache.blocks - self.total_blocks
             if over > 0:
                 cache.evict(over)
-        self.decoded_tokens += decoding.size * iterations
-        decoding.advance(iterations)
+        self.decoded_tokens += decoding.advance(iterations)
         if self._chunks:
             for request, _ in self._chunks:
                 if request is not self._partial:
@@ -214,14 +223,15 @@ class ContinuousBatch:
 
     def _withdraw(self, request: Request, *, keep: bool = False) -> None:
         """Take a step out of the batch; its whole blocks become prefix cache, or are kept."""
+        block_size = self._block_size
         if request.finish >= 0:
+            self.used_blocks -= self.decoding.held(request)
             kv_tokens = self.decoding.leave(request)
         else:
             kv_tokens = request.computed_tokens
+            self.used_blocks -= -(-kv_tokens // block_size)
             self._partial = None
         self.running_steps -= 1
-        block_size = self._block_size
-        self.used_blocks -= -(-kv_tokens // block_size)
         if self._prefix_caching and request.epoch == self._epoch:
             if keep:
                 request.context.kept = kv_tokens // block_size
@@ -238,10 +248,12 @@ class ContinuousBatch:
 
         (0, 0.0) when there is nothing to do.
         """
-        decoding = self.decoding
+        decoding, drafted = self.decoding, self._drafted
+        if drafted is not None:
+            drafted.propose(self._sequences)
         free_blocks = self.total_blocks - self.used_blocks
         # Few sequences need a block in one iteration; only a nearly full engine has to count them.
-        short = decoding.size > free_blocks and decoding.blocks_due(1) > free_blocks
+        short = decoding.may_be_short(free_blocks) and decoding.blocks_due(1) > free_blocks
         if (
             short
             or self._partial is not None
@@ -249,10 +261,12 @@ class ContinuousBatch:
         ):
             seconds = self._begin_single(now_s, short=short)
             if seconds is not None:
+                self._sequences = decoding.size + len(self._chunks)
                 return 1, seconds
         if not decoding.size:
             return 0, 0.0
         self._taken = False
+        self._sequences = decoding.size
         return decoding.leap(self.total_blocks - self.used_blocks)
 
     def _begin_single(self, now_s: float, *, short: bool) -> float | None:
@@ -278,9 +292,9 @@ class ContinuousBatch:
         decoding = self.decoding
         running = self.running()
         for request in running:
-            if request.finish < 0 or not decoding.needs_block(request):
+            if request.finish < 0 or not (needed := decoding.blocks_needed(request)):
                 continue
-            while self.used_blocks == self.total_blocks:
+            while self.used_blocks + needed > self.total_blocks:
                 self.evict_displaced(self.used_blocks)
                 while running[-1].state != RUNNING:
                     running.pop()
@@ -289,7 +303,7 @@ class ContinuousBatch:
                 if victim is request:
                     break
             else:
-                self.used_blocks += 1
+                self.used_blocks += needed
 
     def _preempt(self, request: Request) -> None:
         """Take a step's KV away and put it at the head of the queue; its tokens are kept."""
@@ -301,7 +315,7 @@ class ContinuousBatch:
 
     def _prefill(self, now_s: float, *, admit: bool) -> bool:
         """Choose the chunks of this iteration. Returns whether a step was preempted for it."""
-        budget = self._max_batched_tokens - self.decoding.size
+        budget = self._max_batched_tokens - self.decoding.tokens
         request = self._partial
         if request is not None:
             start = request.computed_tokens
@@ -413,7 +427,7 @@ class ContinuousBatch:
             pairs += chunk * (request.computed_tokens - 0.5 * chunk)
         table = self._table
         seconds = table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
-        return self._inverse_speed * (seconds + table.any_prefill_s(self.decoding.size))
+        return self._inverse_speed * (seconds + table.any_prefill_s(self.decoding.tokens))
 
 
 def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:

@@ -278,7 +278,7 @@ class SimEngine:
         for request in self._requests():
             made = request.made_tokens
             if request.finish >= 0:
-                made = request.offset_tokens + done - request.prompt_tokens
+                made = batch.decoding.made(request, done)
             if self._host is not None and request.state == RUNNING and request.finish >= 0:
                 kv_tokens = request.prompt_tokens + made - 1
                 self._host.store.put(request.context.trajectory, kv_tokens // self._block_size)

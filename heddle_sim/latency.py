@@ -14,6 +14,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heddle_sim.drafts import Drafting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTable:
@@ -40,6 +42,8 @@ class LatencyTable:
     kv_capacity_tokens: int
     kv_bytes_per_token: int
     """Over all GPUs of the engine."""
+    drafting: Drafting | None = None
+    """None: an engine without speculative decoding."""
 
     @property
     def gpus(self) -> int:

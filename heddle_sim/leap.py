@@ -37,6 +37,7 @@ class DecodeBatch:
         "_per_context_s",
         "_requests",
         "context_tokens",
+        "drafts",
         "first_end",
         "iterations",
         "size",
@@ -62,6 +63,8 @@ class DecodeBatch:
         self.first_end = NEVER
         """Iterations at the next finish."""
         self.size = 0
+        self.drafts = 0
+        """Drafts of each sequence that the next iteration verifies."""
         self.context_tokens = 0
         """Tokens of context that the next iteration attends to, each new token included."""
 
@@ -105,9 +108,27 @@ class DecodeBatch:
         """The request that ends first; of those that end together, the one that joined first."""
         return self._requests[-1]
 
-    def needs_block(self, request: Request) -> bool:
-        """Whether the next iteration puts the request's token into a new block."""
-        return (request.offset_tokens + self.iterations - 1) % self._block_size == 0
+    def made(self, request: Request, iterations: int) -> int:
+        """Tokens that a request has made when so many iterations of the engine are over."""
+        return request.offset_tokens + iterations - request.prompt_tokens
+
+    def held(self, request: Request) -> int:
+        """Blocks that a request holds."""
+        return -(-(request.offset_tokens + self.iterations - 1) // self._block_size)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the next iteration computes."""
+        return self.size
+
+    def blocks_needed(self, request: Request) -> int:
+        """Blocks that the request takes in the next iteration."""
+        new = (request.offset_tokens + self.iterations - 1) % self._block_size == 0
+        return 1 if new else 0
+
+    def may_be_short(self, free_blocks: int) -> bool:
+        """Whether the next iteration may need more than `free_blocks`; counting them decides."""
+        return self.size > free_blocks
 
     def blocks_due(self, iterations: int) -> int:
         """KV blocks that the next `iterations` take."""
@@ -118,10 +139,12 @@ class DecodeBatch:
         cycles, rest = divmod(iterations, block_size)
         return cycles * self.size + sum(self._due[first : first + rest])
 
-    def advance(self, iterations: int) -> None:
-        """Account for iterations that are over."""
+    def advance(self, iterations: int) -> int:
+        """Account for iterations that are over; returns the tokens that they made."""
+        made = self.size * iterations
         self.iterations += iterations
-        self.context_tokens += self.size * iterations
+        self.context_tokens += made
+        return made
 
     def iteration_s(self) -> float:
         """Seconds of the next iteration, its decode part."""

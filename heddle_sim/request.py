@@ -51,7 +51,7 @@ class Request:
 
     `made_tokens` is exact while the request is not decoding; a decoding one makes a token in every
     iteration, so its context is ``offset_tokens + iterations of the engine`` and nothing is written
-    per token.
+    per token. `drafts` says what `offset_tokens` is where it makes more.
     """
 
     __slots__ = (
@@ -59,10 +59,12 @@ class Request:
         "cached_tokens",
         "computed_tokens",
         "context",
+        "draw",
         "epoch",
         "finish",
         "first_token_s",
         "group",
+        "held",
         "keep_kv",
         "loaded",
         "made_tokens",
@@ -70,6 +72,7 @@ class Request:
         "order",
         "output_tokens",
         "prompt_tokens",
+        "rate",
         "recomputes",
         "shared_tokens",
         "started_s",
@@ -100,6 +103,12 @@ class Request:
         self.cached_tokens = 0
         self.recomputes = 0
         self.finish = -1
+        self.draw = 0.0
+        """Where steps have drafts: how lucky this one is, of the normal distribution."""
+        self.held = 0
+        """The same: its blocks."""
+        self.rate = 1
+        """The same: by how much it advances in an iteration, as `offset_tokens`."""
         self.offset_tokens = 0
         self.order = 0
         self.epoch = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from heddle_sim.drafts import ONE, draw_of
 from heddle_sim.latency import LatencyTable
 
 
@@ -29,6 +30,8 @@ class Sequence:
     cached: int = 0
     recomputes: int = 0
     void_kv: bool = False
+    slots: int = 0  # tokens of KV that it has blocks for, drafts among them
+    fraction: int = 0  # of a token made, in parts of ONE
 
     @property
     def length(self) -> int:
@@ -71,6 +74,10 @@ class ReferenceEngine:
     ended: list[End] = field(default_factory=list)
     preemptions: int = 0
     iterations: int = 0
+    scheduled: int = 0  # sequences of the last iteration
+    drafts: int = 0  # of each sequence, verified in the next iteration
+    drafted: int = 0
+    accepted: int = 0
     busy: bool = False
     dead: bool = False
 
@@ -142,7 +149,7 @@ class ReferenceEngine:
         return (tokens + self.block_size - 1) // self.block_size
 
     def used_blocks(self) -> int:
-        return sum(self.blocks(s.kv) for s in self.running)
+        return sum(self.blocks(max(s.kv, s.slots)) for s in self.running)
 
     @property
     def kv_used_tokens(self) -> int:
@@ -166,11 +173,17 @@ class ReferenceEngine:
             self.cached.pop(0)
         return True
 
-    def grow(self, sequence: Sequence, kv: int) -> bool:
-        if not self.make_free(self.blocks(kv) - self.blocks(sequence.kv)):
+    def grow(self, sequence: Sequence, kv: int, slots: int = 0) -> bool:
+        held = max(sequence.kv, sequence.slots)
+        wanted = max(kv, slots, held)
+        if not self.make_free(self.blocks(wanted) - self.blocks(held)):
             return False
-        sequence.kv = kv
+        sequence.kv, sequence.slots = kv, max(slots, sequence.slots)
         return True
+
+    def grow_with_drafts(self, sequence: Sequence) -> bool:
+        last = sequence.prompt + sequence.output
+        return self.grow(sequence, sequence.length, min(sequence.length + self.drafts, last))
 
     # ---- one iteration
 
@@ -190,10 +203,13 @@ class ReferenceEngine:
             self.tell()
         if self.dead:
             return
+        if self.table.drafting is not None:
+            self.drafts = self.table.drafting.drafts[self.scheduled]
         decodes, chunks = self.schedule()
         self.busy = bool(decodes or chunks)
         if self.busy:
             self.iterations += 1
+            self.scheduled = len(decodes) + len(chunks)
             self.after(self.seconds(decodes, chunks), lambda: self.iterated(decodes, chunks))
         else:
             assert not self.running
@@ -203,11 +219,11 @@ class ReferenceEngine:
         preempted = False
         for sequence in list(self.running):
             if sequence in self.running and sequence.prefilled:
-                while sequence in self.running and not self.grow(sequence, sequence.length):
+                while sequence in self.running and not self.grow_with_drafts(sequence):
                     self.preempt(self.running[-1])
                     preempted = True
         decodes = [s for s in self.running if s.prefilled]
-        budget = self.max_batched_tokens - len(decodes)
+        budget = self.max_batched_tokens - len(decodes) * (self.drafts + 1)
         chunks: list[tuple[Sequence, int]] = []
         for sequence in list(self.running):
             if not sequence.prefilled:
@@ -264,8 +280,12 @@ class ReferenceEngine:
 
     def seconds(self, decodes: list[Sequence], chunks: list[tuple[Sequence, int]]) -> float:
         table, batch = self.table, len(decodes)
-        base_s = max(table.base_s[batch], table.base_s[0]) if chunks else table.base_s[batch]
-        seconds = base_s + table.per_context_s[batch] * sum(s.length for s in decodes)
+        base_s = table.base_s if table.drafting is None else table.drafting.base_s[self.drafts]
+        seconds = base_s[batch]
+        if chunks:
+            seconds += max(0.0, table.base_s[0] - table.base_s[batch * (self.drafts + 1)])
+        context = sum(s.length + s.fraction / ONE for s in decodes)
+        seconds += table.per_context_s[batch] * context
         if chunks:
             pairs = sum(n * (s.kv - n + n / 2) for s, n in chunks)
             seconds += table.prefill_s(sum(n for _, n in chunks), pairs)
@@ -276,7 +296,7 @@ class ReferenceEngine:
         if self.dead:
             return
         for sequence in decodes:
-            sequence.made += 1
+            self.decode(sequence)
         for sequence, _ in chunks:
             if sequence.kv == sequence.length:
                 sequence.prefilled = True
@@ -284,6 +304,19 @@ class ReferenceEngine:
                 if sequence.first_token_s is None:
                     sequence.first_token_s = self.env.now
         self.boundary()
+
+    def decode(self, sequence: Sequence) -> None:
+        drafting, new = self.table.drafting, 1
+        if drafting is not None:
+            draw = draw_of(sequence.trajectory, sequence.prompt)
+            progress = sequence.fraction + drafting.rate(self.drafts, sequence.output, draw)
+            new, sequence.fraction = divmod(progress, ONE)
+        assert 1 <= new <= self.drafts + 1
+        new = min(new, sequence.output - sequence.made)
+        self.drafted += self.drafts
+        self.accepted += new - 1
+        sequence.made += new
+        sequence.kv = sequence.length - 1
 
     # ---- ends
 
@@ -295,6 +328,7 @@ class ReferenceEngine:
     def preempt(self, sequence: Sequence) -> None:
         self.leave(sequence)
         sequence.kv, sequence.prefilled, sequence.void_kv = 0, False, False
+        sequence.slots, sequence.fraction = 0, 0
         sequence.recomputes += 1
         self.preemptions += 1
         self.waiting.insert(0, sequence)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from heddle_core.ids import EngineId
 from heddle_sim.clock import SimEnvironment
+from heddle_sim.drafts import Drafting
 from heddle_sim.engine import SimEngine
 from heddle_sim.latency import LatencyTable
 from tests.sim.reference_engine import ReferenceEngine
@@ -129,7 +130,9 @@ class Player:
                 self.dead = True
 
 
-def scenario(seed: int, trajectories: int, tight: float, disturbances: int) -> Scenario:
+def scenario(
+    seed: int, trajectories: int, tight: float, disturbances: int, *, drafts: bool = False
+) -> Scenario:
     """A random scenario; its times are continuous, so that nothing coincides by chance."""
     random = Random(seed)
     block_size = random.choice((1, 4, 16))
@@ -165,12 +168,14 @@ def scenario(seed: int, trajectories: int, tight: float, disturbances: int) -> S
         disturbed.append((random.uniform(0, horizon_s * 6), "fail", 0))
     # In half of the scenarios a prompt makes an iteration longer than a few decoding steps do.
     least = base * (3.0 if trajectories % 2 else 1.0)
+    most = 5 if drafts else 0
+    base_s = [least, *(base + slope * b for b in range(1, max_running * (most + 1) + 1))]
     return Scenario(
         table=LatencyTable(
             model="m",
             gpu="g",
             tp=1,
-            base_s=[least, *(base + slope * b for b in range(1, max_running + 1))],
+            base_s=base_s,
             per_context_s=[per_context * (1 + 0.01 * b) for b in range(max_running + 1)],
             prefill_tokens=[0.0, 16.0, 64.0, 256.0],
             prefill_knots_s=[0.0, base * 0.5, base, base * 3.7],
@@ -179,14 +184,32 @@ def scenario(seed: int, trajectories: int, tight: float, disturbances: int) -> S
             kv_capacity_tokens=int(blocks * block_size * (1 + tight * random.random() * 4))
             + block_size,
             kv_bytes_per_token=1,
+            drafting=drafting(random, base_s, max_running, most) if drafts else None,
         ),
         max_running=max_running,
-        max_batched_tokens=random.choice((max_running, max_running + 13, 64, 8192)),
+        max_batched_tokens=(most + 1) * random.choice((max_running, max_running + 13, 64, 8192)),
         block_size=block_size,
         prefix_caching=random.random() < 0.85,
         speed=random.choice((1.0, 1.37)),
         trajectories=plans,
         disturbances=disturbed,
+    )
+
+
+def drafting(random: Random, base_s: list[float], max_running: int, most: int) -> Drafting:
+    """Random drafts by batch size, acceptance that falls, and costs of drafts."""
+    by_batch = [random.randint(0, most) for _ in range(max_running + 1)]
+    if random.random() < 0.3:
+        by_batch = [most] * (max_running + 1)
+    accepted = sorted((random.random() for _ in range(most)), reverse=True)
+    cost = random.uniform(0.0, 0.003)
+    return Drafting(
+        drafts=by_batch,
+        accepted=accepted,
+        base_s={
+            k: [base_s[b * (k + 1)] + cost * max(k, 1) for b in range(max_running + 1)]
+            for k in range(most + 1)
+        },
     )
 
 
@@ -221,6 +244,19 @@ def test_leaps_and_single_iterations_end_every_step_alike(
     agree(scenario(seed, trajectories, tight, disturbances))
 
 
+@settings(max_examples=400)
+@given(
+    seed=st.integers(0, 2**32),
+    trajectories=st.integers(1, 14),
+    tight=st.sampled_from((0.0, 0.3, 3.0)),
+    disturbances=st.sampled_from((0, 0, 3, 25)),
+)
+def test_with_drafts_leaps_and_single_iterations_agree_to_the_token(
+    seed: int, trajectories: int, tight: float, disturbances: int
+) -> None:
+    agree(scenario(seed, trajectories, tight, disturbances, drafts=True))
+
+
 def test_the_scenarios_reach_what_they_are_meant_to_reach() -> None:
     """The property is empty where nothing is preempted, evicted, aborted, shared or cached."""
     ends, preemptions, looks = [], 0, []
@@ -235,3 +271,18 @@ def test_the_scenarios_reach_what_they_are_meant_to_reach() -> None:
     assert sum(end.recomputes > 1 for end in ends) > 10
     assert sum(end.cached_tokens > 0 for end in ends) > 100
     assert sum(used > 0 and cached > 0 for used, cached in looks) > 25
+
+
+def test_the_scenarios_with_drafts_preempt_accept_and_change_drafts() -> None:
+    drafted, accepted, preemptions, schedules = 0, 0, 0, 0
+    for seed in range(60):
+        case = scenario(seed, 12, 0.3, 25, drafts=True)
+        slow = Player(ReferenceEngine, case).engine
+        drafted += slow.drafted
+        accepted += slow.accepted
+        preemptions += slow.preemptions
+        assert case.table.drafting is not None
+        schedules += len(set(case.table.drafting.drafts[1:])) > 1
+    assert preemptions > 100
+    assert 0.2 < accepted / drafted < 0.8
+    assert schedules > 20

@@ -1,0 +1,237 @@
+"""Decoding with drafts: an engine that verifies `K` drafts of each sequence in an iteration.
+
+Where each of `b` sequences has `K` drafts, an iteration verifies ``n = b * (K + 1)`` tokens, reads
+each sequence's KV once, and takes
+
+    base_s[K][b] + per_context_s[b] * context,
+    base_s[K][b] = base(n) without the host's time of those that are no sequences
+                   + K passes of the drafter + rejection sampling of n tokens
+
+`K` follows from the number of sequences that the iteration before computed, as in vLLM: drafts are
+proposed at its end. A loaded drafter costs one pass where `K` is 0, since its KV has to follow.
+
+A step advances by one rate while `K` stays, so that its number of iterations has the mean and the
+spread that it has where every draft is drawn. It is drawn once a step, from the trajectory and its
+context, so that it is the same under every policy. Rates are
+whole numbers of 2^-20 tokens, so that leaps and single iterations agree to the token.
+
+Blocks hold the context and the `K` drafts that are verified; those that it has stay with a step.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import NormalDist
+from typing import Final
+from zlib import crc32
+
+from heddle_sim.leap import NEVER, DecodeBatch
+from heddle_sim.request import Request
+
+SHIFT: Final = 20
+"""Progress is counted in tokens times two to the power of this."""
+ONE: Final = 1 << SHIFT
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """How the engines of a latency table draft, and what that takes."""
+
+    drafts: Sequence[int]
+    """By the sequences of an iteration, 0 to the largest batch."""
+    accepted: Sequence[float]
+    """The chance that the first 1, 2, ... drafts are all accepted; as many as there are drafts."""
+    base_s: Mapping[int, Sequence[float]]
+    """By drafts of each sequence, then by sequences: seconds of an iteration without context."""
+
+    @property
+    def most_drafts(self) -> int:
+        return len(self.accepted)
+
+    def mean_tokens(self, drafts: int) -> float:
+        """Tokens by which a sequence advances in an iteration, in the mean."""
+        return 1.0 + sum(self.accepted[:drafts])
+
+    def variance(self, drafts: int) -> float:
+        """Variance of the same, from one iteration to another."""
+        mean = self.mean_tokens(drafts) - 1.0
+        square = sum((2 * i + 1) * chance for i, chance in enumerate(self.accepted[:drafts]))
+        return max(0.0, square - mean * mean)
+
+    def rate(self, drafts: int, output_tokens: int, draw: float) -> int:
+        """Tokens an iteration, times `ONE`, of a step of `output_tokens` with a normal `draw`.
+
+        Its iterations have the mean and the deviation of a renewal process; the last one makes
+        more tokens than are left. Half an iteration is what rounding up adds.
+        """
+        mean, variance = self.mean_tokens(drafts), self.variance(drafts)
+        surplus = ((variance + mean * mean) / mean - 1.0) / 2.0
+        iterations = (output_tokens + surplus) / mean - 0.5
+        iterations -= draw * sqrt(output_tokens * variance / mean**3)
+        most = drafts + 1.0
+        if iterations * most <= output_tokens:
+            return round(ONE * most)
+        return round(ONE * max(output_tokens / iterations, 1.0))
+
+
+def draw_of(trajectory: str, prompt_tokens: int) -> float:
+    """The draw of a step: of the normal distribution, and the same in every run."""
+    number = crc32(f"{trajectory} {prompt_tokens}".encode())
+    return _NORMAL.inv_cdf((number + 0.5) / 2**32)
+
+
+class DraftedBatch(DecodeBatch):
+    """Sequences that decode together with drafts.
+
+    The context of one, its next token included, is ``offset_tokens + rate * iterations``, in
+    tokens times `ONE`.
+    """
+
+    __slots__ = ("_base_of", "_context", "_rate", "drafting")
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        base_s: Mapping[int, Sequence[float]],
+        per_context_s: Sequence[float],
+        block_size: int,
+    ) -> None:
+        """`base_s` are those of `drafting` at the engine's speed."""
+        super().__init__(base_s[0], per_context_s, block_size)
+        self.drafting = drafting
+        self._base_of = base_s
+        self._context = 0
+        """Context of all at the next iteration, times `ONE`."""
+        self._rate = 0
+        """Sum of the rates."""
+
+    def propose(self, sequences: int) -> None:
+        """The iteration before computed so many sequences: draft as many tokens as follow."""
+        drafts = self.drafting.drafts[sequences]
+        if drafts == self.drafts:
+            return
+        self.drafts = drafts
+        self._base_s = self._base_of[drafts]
+        requests = self._requests
+        done, self._rate = self.iterations, 0
+        for request in requests:
+            self._set_rate(request, request.offset_tokens + request.rate * done)
+        requests.sort(key=lambda request: (-request.finish, -request.order))
+        self._ends[:] = [-request.finish for request in requests]
+        self.first_end = -self._ends[-1] if requests else NEVER
+
+    def may_leap(self) -> bool:
+        """Whether a run of iterations of this batch has the drafts of the next one."""
+        return self.drafting.drafts[self.size] == self.drafts
+
+    def _set_rate(self, request: Request, context: int) -> None:
+        """Let a request with `context` (times `ONE`) go on with the present drafts."""
+        rate = self.drafting.rate(self.drafts, request.output_tokens, request.draw)
+        left = ((request.prompt_tokens + request.output_tokens) << SHIFT) - context
+        request.rate = rate
+        self._rate += rate
+        request.offset_tokens = context - rate * self.iterations
+        request.finish = self.iterations - (-left // rate)
+
+    def join(self, request: Request) -> None:
+        """Add a request whose prefill is done and whose last token has no KV yet."""
+        tokens = request.prompt_tokens + request.made_tokens
+        request.draw = draw_of(request.context.trajectory, request.prompt_tokens)
+        self._set_rate(request, tokens << SHIFT)
+        request.held = -(-(tokens - 1) // self._block_size)
+        place = bisect_left(self._ends, -request.finish)
+        self._ends.insert(place, -request.finish)
+        self._requests.insert(place, request)
+        self.first_end = -self._ends[-1]
+        self.size += 1
+        self._context += tokens << SHIFT
+
+    def leave(self, request: Request) -> int:
+        """Take a request out, its token count brought up to date; returns its tokens of KV."""
+        place = self._requests.index(request, bisect_left(self._ends, -request.finish))
+        del self._requests[place], self._ends[place]
+        self.first_end = -self._ends[-1] if self._ends else NEVER
+        request.made_tokens = self.made(request, self.iterations)
+        self._context -= request.offset_tokens + request.rate * self.iterations
+        self._rate -= request.rate
+        request.finish = -1
+        self.size -= 1
+        return request.prompt_tokens + request.made_tokens - 1
+
+    def made(self, request: Request, iterations: int) -> int:
+        """Tokens that a request has made when so many iterations of the engine are over."""
+        context = (request.offset_tokens + request.rate * iterations) >> SHIFT
+        return min(context - request.prompt_tokens, request.output_tokens)
+
+    def held(self, request: Request) -> int:
+        """Blocks that a request holds."""
+        return request.held
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the next iteration verifies."""
+        return self.size * (self.drafts + 1)
+
+    def _needs(self, request: Request, iterations: int) -> int:
+        """Blocks that a request needs in the iteration after so many of the engine.
+
+        Drafts beyond its last token take none.
+        """
+        tokens = ((request.offset_tokens + request.rate * iterations) >> SHIFT) + self.drafts
+        return -(-min(tokens, request.prompt_tokens + request.output_tokens) // self._block_size)
+
+    def blocks_needed(self, request: Request) -> int:
+        """Blocks that the request takes in the next iteration."""
+        return max(0, self._needs(request, self.iterations) - request.held)
+
+    def may_be_short(self, free_blocks: int) -> bool:
+        """Whether the next iteration may need more than `free_blocks`; counting them decides."""
+        return self.size * (1 + 2 * self.drafting.most_drafts) > free_blocks
+
+    def blocks_due(self, iterations: int) -> int:
+        """KV blocks that the next `iterations` take."""
+        last, due = self.iterations + iterations - 1, 0
+        for request in self._requests:
+            needed = self._needs(request, last) - request.held
+            if needed > 0:
+                due += needed
+        return due
+
+    def advance(self, iterations: int) -> int:
+        """Account for iterations that are over; returns the tokens that they made."""
+        done = self.iterations
+        last, made = done + iterations - 1, 0
+        for request in self._requests:
+            needed = self._needs(request, last)
+            if needed > request.held:
+                request.held = needed
+            made += self.made(request, done + iterations) - self.made(request, done)
+        self.iterations += iterations
+        self._context += self._rate * iterations
+        return made
+
+    def iteration_s(self) -> float:
+        """Seconds of the next iteration, its decode part."""
+        size = self.size
+        return self._base_s[size] + self._per_context_s[size] * (self._context / ONE)
+
+    def leap(self, free_blocks: int) -> tuple[int, float]:
+        """Begin a leap, as `DecodeBatch.leap`; of one iteration where the next has other drafts."""
+        size = self.size
+        iterations = self.first_end - self.iterations
+        if not self.may_leap():
+            iterations = 1
+        elif self.blocks_due(iterations) > free_blocks:
+            iterations = self._within(iterations, free_blocks)
+        per_context_s = self._per_context_s[size]
+        self._growth_s = growth_s = 0.5 * per_context_s * (self._rate / ONE)
+        self._linear_s = linear_s = (
+            self._base_s[size] + per_context_s * (self._context / ONE) - growth_s
+        )
+        return iterations, iterations * (linear_s + growth_s * iterations)
+
+    def _within(self, iterations: int, blocks: int) -> int:
+        """The most of the next `iterations` that can be run with `blocks` new blocks."""
+        return bisect_left(range(1, iterations), blocks + 1, key=self.blocks_due)
