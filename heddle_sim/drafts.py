@@ -76,9 +76,9 @@ class Drafting:
         return round(ONE * max(output_tokens / iterations, 1.0))
 
 
-def draw_of(trajectory: str, prompt_tokens: int) -> float:
+def draw_of(trajectory: str, end_tokens: int) -> float:
     """The draw of a step: of the normal distribution, and the same in every run."""
-    number = crc32(f"{trajectory} {prompt_tokens}".encode())
+    number = crc32(f"{trajectory} {end_tokens}".encode())
     return _NORMAL.inv_cdf((number + 0.5) / 2**32)
 
 
@@ -138,7 +138,9 @@ class DraftedBatch(DecodeBatch):
     def join(self, request: Request) -> None:
         """Add a request whose prefill is done and whose last token has no KV yet."""
         tokens = request.prompt_tokens + request.made_tokens
-        request.draw = draw_of(request.context.trajectory, request.prompt_tokens)
+        request.draw = draw_of(
+            request.context.trajectory, request.prompt_tokens + request.output_tokens
+        )
         self._set_rate(request, tokens << SHIFT)
         request.held = -(-(tokens - 1) // self._block_size)
         place = bisect_left(self._ends, -request.finish)

@@ -17,6 +17,17 @@ from dataclasses import dataclass
 from heddle_sim.drafts import Drafting
 
 
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Decode iterations of batches of 1, 2, ... sequences."""
+
+    base_s: Sequence[float]
+    per_context_s: Sequence[float]
+    drafts: int = 0
+    tokens: float = 1.0
+    """That a sequence advances in one, in the mean."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTable:
     """Iteration times of one model on one GPU class at one TP degree, host time included."""
@@ -48,6 +59,36 @@ class LatencyTable:
     @property
     def gpus(self) -> int:
         return self.tp * self.dp
+
+    def token_s(self, max_running: int) -> tuple[Sequence[float], Sequence[float]]:
+        """Seconds of a token of each sequence in batches of 1 to `max_running`: without context,
+        and for each token of context. With the drafts of each batch size."""
+        sizes = slice(1, max_running + 1)
+        base_s, per_context_s, drafting = (
+            self.base_s[sizes],
+            self.per_context_s[sizes],
+            self.drafting,
+        )
+        if drafting is None:
+            return base_s, per_context_s
+        drafts = drafting.drafts[sizes]
+        tokens = [drafting.mean_tokens(k) for k in drafts]
+        own_s = [drafting.base_s[k][batch] for batch, k in enumerate(drafts, 1)]
+        return (
+            [seconds / n for seconds, n in zip(own_s, tokens, strict=True)],
+            [seconds / n for seconds, n in zip(per_context_s, tokens, strict=True)],
+        )
+
+    def decoding(self, max_running: int) -> "list[Decoding]":
+        """Decode iterations of 1 to `max_running` sequences, for each number of drafts there is."""
+        sizes = slice(1, max_running + 1)
+        per_context_s, drafting = self.per_context_s[sizes], self.drafting
+        if drafting is None:
+            return [Decoding(self.base_s[sizes], per_context_s)]
+        return [
+            Decoding(drafting.base_s[k][sizes], per_context_s, k, drafting.mean_tokens(k))
+            for k in sorted(set(drafting.drafts[sizes]))
+        ]
 
     def any_prefill_s(self, batch: int) -> float:
         """Seconds that a prefill of any size adds beside `batch` decoding sequences."""

@@ -8,10 +8,12 @@ from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.failures import faults_of
 from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
+from heddle.cluster.speculation import speculation_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle.config_error import ConfigError, require
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
+from heddle_rollout.speculation import Speculation
 from heddle_sim.services import ServiceConfig, ToolServices
 
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
@@ -81,6 +83,9 @@ class ClusterConfig:
     a migration in the profile."""
     max_running: Annotated[int, Bounds(1, MAX_RUNNING)] = 100
     """Steps that one engine runs at once."""
+    speculation: str = "off"
+    """Speculative decoding of every engine: `off`, or ``METHOD:DRAFTS[:ACCEPTANCE]`` as
+    ``mtp:3:0.886/0.770/0.663``; `best` finds the drafts. See docs/speculation.md."""
     tool_capacity: Annotated[int | None, Bounds(1, 1_000_000_000, none="no limit")] = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()
@@ -149,6 +154,7 @@ class ClusterConfig:
             + (f"tp = {self.tp}" if self.attention_dp == 1 else f"tp * attention_dp = {each}")
             + f": take {of} = {max(gpus // each, 1) * each} or another tp",
         )
+        self.drafts()
         self.tool_services()
         standby = self.standby_tp
         require(
@@ -293,6 +299,14 @@ class ClusterConfig:
             return None
         others = ServiceConfig(capacity=self.tool_capacity)
         return ToolServices(pools=pools, others=others, latency=latency)
+
+    def drafts(self) -> Speculation | None:
+        """`speculation`; None for `off`, and for `best` before it is found.
+
+        Raises:
+            ConfigError: it is no setting.
+        """
+        return speculation_of(self.speculation)
 
     def faults(self) -> tuple[tuple[float, str], ...]:
         """`failures` as (time_s, engine), in order of time.

@@ -8,11 +8,13 @@ import numpy as np
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.disaggregation import check_roles
+from heddle.cluster.speculation import drafted_cost, drafter_of
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
+from heddle_sim.drafted_tables import Drafts, drafted_table, drafts_on, with_drafter
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, load_profile
 from heddle_sim.profile_parts import Costs, EngineSettings
@@ -35,11 +37,31 @@ class ClassProfile:
         chosen = self.cluster.tp_choices
         return fitting if chosen is None else chosen
 
+    def drafts(self, tp: int) -> Drafts | None:
+        """Speculative decoding at a TP degree; None without it."""
+        speculation = self.cluster.drafts()
+        if speculation is None:
+            return None
+        return drafts_on(self.profile, tp, speculation, drafter_of(self.profile, speculation))
+
     def table(self, tp: int) -> LatencyTable:
         """The ground truth at a TP degree."""
-        return self.profile.table(
-            tp, max_batch=max(MAX_BATCH, self.cluster.max_running + SPARE_SLOTS)
-        )
+        max_batch = max(MAX_BATCH, self.cluster.max_running + SPARE_SLOTS)
+        drafts = self.drafts(tp)
+        if drafts is None:
+            return self.profile.table(tp, max_batch=max_batch)
+        return drafted_table(self.profile, tp, drafts, max_batch=max_batch)
+
+    def cost_estimate(self, tps: Sequence[int]) -> CostModel:
+        """What a policy estimates of engines at these TP degrees."""
+        found = self.profile.cost_estimate(tps)
+        by_shape = dict(found.by_shape)
+        for shape, cost in found.by_shape.items():
+            drafts = self.drafts(shape.tp)
+            if drafts is not None:
+                most = self.cluster.max_running
+                by_shape[shape] = drafted_cost(cost, drafts, max_running=most)
+        return replace(found, by_shape=by_shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +179,15 @@ class ClusterProfiles:
 
         def solo(gpu: str, tp: int, context_tokens: Floats) -> Floats:
             found = self.of(gpu) if len(self.classes) > 1 else self.classes[0]
-            table = found.table(tp)
-            return np.asarray(table.base_s[1] + table.per_context_s[1] * context_tokens, np.float64)
+            (base_s,), (per_context_s,) = found.table(tp).token_s(1)
+            return np.asarray(base_s + per_context_s * context_tokens, np.float64)
 
         return solo
 
     def cost_estimate(self, shapes: Sequence[EngineShape]) -> CostModel:
         """What a policy estimates of engines of these shapes; KV moves at the slowest speed."""
         costs = [
-            each.profile.cost_estimate([s.tp for s in shapes if s.gpu == each.profile.gpu])
+            each.cost_estimate([s.tp for s in shapes if s.gpu == each.profile.gpu])
             for each in self.classes
         ]
         by_shape: dict[EngineShape, StepCost] = {}
@@ -252,7 +274,8 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
 
 
 def memory_profile(cluster: ClusterConfig) -> Profile:
-    """Load the profile of a cluster, with the memory that engines asleep leave for KV.
+    """Load the profile of a cluster, with the memory that others leave for KV: engines asleep, and
+    a drafter.
 
     Raises:
         ProfileError: model or GPU class is unknown.
@@ -261,6 +284,9 @@ def memory_profile(cluster: ClusterConfig) -> Profile:
     if cluster.standby_tp:
         asleep_bytes = len(cluster.standby_tp) * cluster.standby_gib * 2**30
         profile = profile.without_memory(asleep_bytes)
+    speculation = cluster.drafts()
+    if speculation is not None:
+        profile = with_drafter(profile, drafter_of(profile, speculation))
     return profile
 
 

@@ -66,7 +66,7 @@ def lower_bound(
     """Bound the makespan of `scripts` on the GPUs of `pools`; one table for each allowed shape."""
     assert scripts, "a trace has at least one trajectory"
     assert tables, "a profile has at least one TP degree"
-    work = demand(scripts)
+    work = demand(scripts, tables[0].drafting)
     solo = _solo_s(work, tables, max_running)
     capacity, multipliers = _capacity_bound(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
@@ -83,10 +83,11 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
     """Largest of arrival plus time alone, over trajectories."""
     base, slope = [], []
     for table in tables:
-        base.append(_column(table.base_s, max_running)[1:])
-        slope.append(_column(table.per_context_s, max_running)[1:])
+        for each in _per_token(table, max_running):
+            base.append(each.base_s - each.early * each.per_context_s)
+            slope.append(each.per_context_s)
     decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
-    seconds = decode[work.last] - decode[work.prompt] + prefill_alone_s(work, tables) + work.tool_s
+    seconds = work.decoded(decode) + prefill_alone_s(work, tables) + work.tool_s
     return float((work.arrival_s + work.per_trajectory(seconds)).max())
 
 
@@ -107,7 +108,7 @@ def _capacity_bound(
     def bound_s(weight: int, multipliers: Multipliers) -> float:
         lines = [multipliers[gpu] * line for gpu, line in lowest[weight].items()]
         decode = running_sums(at, np.min(lines, axis=0))
-        tokens = float((decode[work.last] - decode[work.prompt]).sum())
+        tokens = float(work.decoded(decode).sum())
         weighted = tokens + prefill_gpu_s(work, tables, multipliers)
         return weighted / sum(multipliers[gpu] * pools[gpu] for gpu in lowest[weight])
 
@@ -167,17 +168,36 @@ def _gpu_s(tables: Sequence[LatencyTable], max_running: int, weight: float, at: 
     """Fewest GPU-seconds of a token at each context of `at`, on engines of these tables."""
     base, slope = [], []
     for table in tables:
-        b = _column(table.base_s, max_running)[1:]
-        batch = np.arange(1, len(b) + 1)
-        base.append(table.gpus * weight * b / batch)
-        per_context = _column(table.per_context_s, max_running)[1:]
-        slope.append(table.gpus * (per_context + (1.0 - weight) * b / table.kv_capacity_tokens))
+        for each in _per_token(table, max_running):
+            batch = np.arange(1, len(each.base_s) + 1)
+            kv = (1.0 - weight) * each.base_s / table.kv_capacity_tokens
+            per_context = table.gpus * (each.per_context_s + kv)
+            base.append(table.gpus * weight * each.base_s / batch - each.early * per_context)
+            slope.append(per_context)
     return _lowest(np.concatenate(base), np.concatenate(slope), at)
 
 
-def _column(values: Sequence[float], max_running: int) -> Floats:
-    """Batch sizes 0 to `max_running`, or as far as the table goes."""
-    return np.asarray(values[: max_running + 1], np.float64)
+@dataclass(frozen=True, slots=True)
+class _PerToken:
+    """Seconds of an iteration by batch size, over the tokens that a sequence advances in it."""
+
+    base_s: Floats
+    per_context_s: Floats
+    early: float
+    """Tokens by which the context of an iteration is at most less than that of what it makes, in
+    the mean."""
+
+
+def _per_token(table: LatencyTable, max_running: int) -> list[_PerToken]:
+    """For batches of 1 to `max_running` sequences, and for each number of drafts."""
+    return [
+        _PerToken(
+            np.asarray(each.base_s, np.float64) / each.tokens,
+            np.asarray(each.per_context_s, np.float64) / each.tokens,
+            each.drafts / 2.0,
+        )
+        for each in table.decoding(max_running)
+    ]
 
 
 def _sums(base: Floats, slope: Floats, limit: int) -> Floats:

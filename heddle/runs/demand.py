@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from heddle.runs.tables import Floats, Ints
+from heddle_sim.drafts import ONE, Drafting, draw_of
 from heddle_sim.latency import LatencyTable
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.table import Scripts
@@ -42,6 +43,14 @@ class Demand:
     shared_new: Ints
     """`new`, with the prompt of a group counted once: siblings may find it in a prefix cache."""
     shared_pairs: Floats
+    pace: Floats
+    """By step: iterations that it takes, over those of a step whose drafts are accepted as in the
+    mean. 1 without drafts."""
+
+    def decoded(self, sums: Floats) -> Floats:
+        """By step, the sum over its decoded tokens of what `sums` adds up over contexts."""
+        decoded: Floats = (sums[self.last] - sums[self.prompt]) * self.pace
+        return decoded
 
     @property
     def largest_context(self) -> int:
@@ -54,8 +63,8 @@ class Demand:
         return np.bincount(self.trajectory, weights=of_steps, minlength=count).astype(np.float64)
 
 
-def demand(scripts: Sequence[TrajectoryScript]) -> Demand:
-    """Put the steps of `scripts` into columns."""
+def demand(scripts: Sequence[TrajectoryScript], drafting: Drafting | None = None) -> Demand:
+    """Put the steps of `scripts` into columns; engines draft as `drafting`, or not at all."""
     columns = Scripts.of(scripts)
     count, first = columns.counts, columns.first
     prompt, shared, output = (
@@ -82,6 +91,23 @@ def demand(scripts: Sequence[TrajectoryScript]) -> Demand:
         tool_s=columns.step("tool_s").values,
         shared_new=shared_new,
         shared_pairs=shared_new * (shared + shared_new / 2.0),
+        pace=np.ones(len(prompt)) if drafting is None else _paces(scripts, drafting),
+    )
+
+
+def _paces(scripts: Sequence[TrajectoryScript], drafting: Drafting) -> Floats:
+    """By step, its iterations over those in the mean: the least over numbers of drafts."""
+    means = {drafts: ONE * drafting.mean_tokens(drafts) for drafts in set(drafting.drafts[1:])}
+    return np.array(
+        [
+            min(
+                mean / drafting.rate(drafts, step.output_tokens, draw)
+                for drafts, mean in means.items()
+            )
+            for script in scripts
+            for step in script.steps
+            for draw in (draw_of(script.id, step.prompt_tokens + step.output_tokens),)
+        ]
     )
 
 

@@ -79,7 +79,7 @@ def ideal_makespans(
 
     `bound` is the proven bound of the same trace and cluster; neither result is below it.
     """
-    work = demand(scripts)
+    work = demand(scripts, tables[0].drafting)
     multipliers = bound.multipliers
     alike_s = _equal_progress_s(work, tables, pools, max_running, multipliers)
     return Ideal(
@@ -142,11 +142,11 @@ def _curves(
     place[chosen] = np.arange(len(chosen))
     mine = place[work.trajectory]
     rows = mine >= 0
-    mine, first, last = mine[rows], work.prompt[rows], work.last[rows]
+    mine = mine[rows]
 
     def summed(values: Floats) -> Floats:
-        sums = running_sums(at, values)
-        found = np.bincount(mine, weights=sums[last] - sums[first], minlength=len(chosen))
+        decoded = work.decoded(running_sums(at, values))[rows]
+        found = np.bincount(mine, weights=decoded, minlength=len(chosen))
         return found.astype(np.float64)
 
     curves = np.empty((2, len(TIME_MULTIPLIERS), len(chosen)))
@@ -183,9 +183,10 @@ def _engine(table: LatencyTable, max_running: int, context: Floats) -> tuple[Flo
     sizes = np.unique(np.geomspace(1, largest, BATCHES).round())
     held = np.maximum(table.kv_capacity_tokens / np.maximum(context, 1.0), 1.0)
     batch = np.minimum(sizes[:, None], held)
-    known = np.arange(largest + 1)
-    base = np.interp(batch, known, table.base_s[: largest + 1])
-    per_context = np.interp(batch, known, table.per_context_s[: largest + 1])
+    base_s, per_context_s = table.token_s(largest)
+    known = np.arange(1, largest + 1)
+    base = np.interp(batch, known, base_s)
+    per_context = np.interp(batch, known, per_context_s)
     return base + per_context * batch * context, batch
 
 

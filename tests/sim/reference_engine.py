@@ -308,7 +308,7 @@ class ReferenceEngine:
     def decode(self, sequence: Sequence) -> None:
         drafting, new = self.table.drafting, 1
         if drafting is not None:
-            draw = draw_of(sequence.trajectory, sequence.prompt)
+            draw = draw_of(sequence.trajectory, sequence.prompt + sequence.output)
             progress = sequence.fraction + drafting.rate(self.drafts, sequence.output, draw)
             new, sequence.fraction = divmod(progress, ONE)
         assert 1 <= new <= self.drafts + 1
