@@ -37,7 +37,8 @@ class Speculation:
     """One of `METHODS`."""
     ranges: tuple[tuple[int, int, int], ...]
     """(first batch size, last batch size, drafts), ascending, as in vLLM's
-    `num_speculative_tokens_per_batch_size`. One range up to `UNBOUNDED`: the same everywhere."""
+    `num_speculative_tokens_per_batch_size`. One range up to `UNBOUNDED`: the same at all. Empty:
+    a schedule that is found for each engine."""
     accepted: tuple[float, ...] | None = None
     """The chance that the first 1, 2, ... drafts are all accepted. None: not stated."""
 
@@ -46,7 +47,8 @@ class Speculation:
             raise SpeculationError(
                 f"the method {self.method!r} is unknown: take {', '.join(METHODS)}"
             )
-        _check_ranges(self.ranges)
+        if self.ranges:
+            _check_ranges(self.ranges)
         accepted = self.accepted
         if accepted is None:
             return
@@ -65,12 +67,18 @@ class Speculation:
     @property
     def most_drafts(self) -> int:
         """The largest number of drafts: vLLM's `num_speculative_tokens`."""
-        return max(drafts for _, _, drafts in self.ranges)
+        found = max(MAX_FOUND, len(self.accepted or ()))
+        return max((drafts for _, _, drafts in self.ranges), default=found)
 
     @property
     def is_static(self) -> bool:
         """Whether every batch size has the same number of drafts."""
         return len(self.ranges) == 1
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the drafts of each batch size are still to be found."""
+        return not self.ranges
 
     @property
     def rises(self) -> bool:
@@ -99,8 +107,8 @@ class Speculation:
 
     def __str__(self) -> str:
         """The setting as it is typed."""
-        drafts = str(self.most_drafts)
-        if not self.is_static:
+        drafts = SCHEDULE if self.is_found else str(self.most_drafts)
+        if len(self.ranges) > 1:
             drafts = ",".join(
                 f"{first}-{'' if last == UNBOUNDED else last}={k}" for first, last, k in self.ranges
             )
@@ -112,13 +120,17 @@ class Speculation:
 
 UNBOUNDED: Final = 1_000_000
 """The last batch size of a range without an end."""
+SCHEDULE: Final = "schedule"
+"""In place of drafts: those that are fastest at each batch size, by the profile."""
+MAX_FOUND: Final = 4
+"""Drafts of a schedule that is found, unless acceptance is stated for more."""
 
 
 def read_speculation(text: str) -> Speculation:
     """Read ``METHOD:DRAFTS[:ACCEPTANCE]``.
 
-    DRAFTS is a number, or a schedule by batch size as ``1-16=3,17-64=1,65-=0``; ACCEPTANCE the
-    chance that the first 1, 2, ... drafts are all accepted, by slashes.
+    DRAFTS is a number, a schedule by batch size as ``1-16=3,17-64=1,65-=0``, or ``schedule``, which
+    finds one; ACCEPTANCE the chance that the first 1, 2, ... drafts are all accepted, by slashes.
 
     Raises:
         SpeculationError: names the part that is wrong, and what would do.
@@ -135,6 +147,8 @@ def read_speculation(text: str) -> Speculation:
 
 
 def _ranges(text: str) -> tuple[tuple[int, int, int], ...]:
+    if text == SCHEDULE:
+        return ()
     if text.isdecimal():
         return ((1, UNBOUNDED, int(text)),)
     found = []
@@ -143,7 +157,7 @@ def _ranges(text: str) -> tuple[tuple[int, int, int], ...]:
         if match is None:
             raise SpeculationError(
                 f"{part!r} is no range of a schedule: give FIRST-LAST=DRAFTS with commas between, "
-                "as 1-16=3,17-64=1,65-=0, or one number of drafts"
+                "as 1-16=3,17-64=1,65-=0, one number of drafts, or schedule"
             )
         first, last, drafts = match.groups()
         found.append((int(first), int(last) if last else UNBOUNDED, int(drafts)))

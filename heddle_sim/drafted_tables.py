@@ -3,7 +3,8 @@
 An iteration of `b` sequences with `K` drafts each takes, with ``n = b * (K + 1)`` tokens to verify,
 
     base(n) - host_per_running_s * b * K + per_context_s[b] * context    one read of each KV
-    + K * (launch_s + read_bytes / bandwidth) + 2 * K * b * compute_s    passes of the drafter
+    + K * (pass_s + read_bytes / bandwidth) + 2 * K * b * compute_s      passes of the drafter
+    + iteration_s + b * sequence_s                                       drafts that are looked up
     + reject_s_per_token * n                                             rejection sampling
 
 Beyond the largest batch of the profile, a token more costs what it does in a prefill. The passes
@@ -28,17 +29,20 @@ MIN_KV_TOKENS = 2048
 class Drafter:
     """What makes the drafts of a model, and what that takes."""
 
-    read_bytes: float
-    """Bytes of weights that one pass reads; 0 where drafts are looked up."""
-    weight_bytes: float
-    """Bytes that its weights take of GPU memory, over the engine."""
-    kv_bytes_per_token: float
-    """Bytes of KV of its own, over the engine."""
-    launch_s: float
-    """Seconds of a pass beside reading and computing."""
     reject_s_per_token: float
     """Seconds of rejection sampling for each token that is verified."""
-    source: str = ""
+    pass_s: float = 0.0
+    """Seconds of one pass, for one draft of each sequence, beside reading and computing."""
+    read_bytes: float = 0.0
+    """Bytes of weights that one pass reads; 0 where drafts are looked up."""
+    weight_bytes: float = 0.0
+    """Bytes that its weights take of GPU memory, over the engine."""
+    kv_bytes_per_token: float = 0.0
+    """Bytes of KV of its own, over the engine."""
+    iteration_s: float = 0.0
+    """Seconds of an iteration with drafts, however many they are."""
+    sequence_s: float = 0.0
+    """The same for each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,11 @@ class Drafts:
 
     def added_s(self, drafts: int, batch: int) -> float:
         """Seconds of an iteration beside verifying: drafting, rejecting, less host time."""
-        passes = max(drafts, 1)
+        passes, drafter = max(drafts, 1), self.drafter
         seconds = passes * (self.pass_s + 2 * batch * self.sequence_pass_s)
         if drafts:
-            seconds += self.drafter.reject_s_per_token * batch * (drafts + 1)
+            seconds += drafter.iteration_s + batch * drafter.sequence_s
+            seconds += drafter.reject_s_per_token * batch * (drafts + 1)
             seconds -= self.host_per_running_s * batch * drafts
         return seconds
 
@@ -95,7 +100,7 @@ def drafts_on(profile: Profile, tp: int, speculation: Speculation, drafter: Draf
     return Drafts(
         speculation=speculation,
         drafter=replace(drafter, reject_s_per_token=drafter.reject_s_per_token / ranks),
-        pass_s=drafter.launch_s + read_s,
+        pass_s=drafter.pass_s + read_s,
         sequence_pass_s=share * _prefill_slope_s(prefill),
         host_per_running_s=profile.host.per_running_s / ranks,
         accepted=extended(speculation.accepted, speculation.most_drafts),

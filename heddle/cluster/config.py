@@ -8,17 +8,17 @@ from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.failures import faults_of
 from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
-from heddle.cluster.speculation import speculation_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle.config_error import ConfigError, require
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
-from heddle_rollout.speculation import Speculation
+from heddle_rollout.speculation import Speculation, SpeculationError, read_speculation
 from heddle_sim.services import ServiceConfig, ToolServices
 
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
 
+NO_SPECULATION, BEST_SPECULATION = "off", "best"
 MAX_GPUS = 100_000
 """More than any cluster; a larger number is a typing error and would exhaust memory."""
 MAX_RUNNING = 8192
@@ -83,9 +83,9 @@ class ClusterConfig:
     a migration in the profile."""
     max_running: Annotated[int, Bounds(1, MAX_RUNNING)] = 100
     """Steps that one engine runs at once."""
-    speculation: str = "off"
+    speculation: str = NO_SPECULATION
     """Speculative decoding of every engine: `off`, or ``METHOD:DRAFTS[:ACCEPTANCE]`` as
-    ``mtp:3:0.886/0.770/0.663``; `best` finds the drafts. See docs/speculation.md."""
+    ``mtp:3:0.886/0.770/0.663``; see docs/speculation.md."""
     tool_capacity: Annotated[int | None, Bounds(1, 1_000_000_000, none="no limit")] = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()
@@ -306,7 +306,12 @@ class ClusterConfig:
         Raises:
             ConfigError: it is no setting.
         """
-        return speculation_of(self.speculation)
+        if self.speculation.strip() in (NO_SPECULATION, BEST_SPECULATION):
+            return None
+        try:
+            return read_speculation(self.speculation)
+        except SpeculationError as error:
+            raise ConfigError(f"speculation: {error}") from None
 
     def faults(self) -> tuple[tuple[float, str], ...]:
         """`failures` as (time_s, engine), in order of time.

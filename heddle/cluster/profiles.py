@@ -8,13 +8,14 @@ import numpy as np
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.disaggregation import check_roles
-from heddle.cluster.speculation import drafted_cost, drafter_of
+from heddle.cluster.drafters import drafter_of
+from heddle.cluster.speculation import drafted_cost, drafts_of
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
-from heddle_sim.drafted_tables import Drafts, drafted_table, drafts_on, with_drafter
+from heddle_sim.drafted_tables import Drafts, drafted_table, with_drafter
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, load_profile
 from heddle_sim.profile_parts import Costs, EngineSettings
@@ -42,7 +43,7 @@ class ClassProfile:
         speculation = self.cluster.drafts()
         if speculation is None:
             return None
-        return drafts_on(self.profile, tp, speculation, drafter_of(self.profile, speculation))
+        return drafts_of(self.profile, tp, speculation, self.cluster.max_running)
 
     def table(self, tp: int) -> LatencyTable:
         """The ground truth at a TP degree."""

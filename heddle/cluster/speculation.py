@@ -1,77 +1,81 @@
 """Speculative decoding of a cluster's engines: what they are set to, and what policies estimate."""
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
-from heddle.config_error import ConfigError
+from heddle.cluster.drafters import acceptance_of, drafter_of
 from heddle_core.estimate.cost import StepCost
-from heddle_rollout.speculation import Speculation, SpeculationError, read_speculation
-from heddle_sim.drafted_tables import Drafter, Drafts
+from heddle_rollout.speculation import UNBOUNDED, Speculation
+from heddle_sim.drafted_tables import Drafts, drafts_on
 from heddle_sim.profile_files import Profile
-from heddle_sim.trained_models import UnknownModelError, trained_model
-
-OFF, BEST = "off", "best"
-
-
-def speculation_of(text: str) -> Speculation | None:
-    """Read `cluster.speculation`; None for `off`, and for `best` before it is found.
-
-    Raises:
-        ConfigError: it is no setting.
-    """
-    if text.strip() in (OFF, BEST):
-        return None
-    try:
-        return read_speculation(text)
-    except SpeculationError as error:
-        raise ConfigError(f"speculation: {error}") from None
-
-
-def drafter_of(profile: Profile, speculation: Speculation) -> Drafter:
-    """What makes the drafts.
-
-    Raises:
-        ConfigError: the model has no drafter of this method.
-    """
-    if speculation.method == "ngram":
-        return Drafter(
-            read_bytes=0,
-            weight_bytes=0,
-            kv_bytes_per_token=0,
-            launch_s=3.3e-4,
-            reject_s_per_token=3e-6,
-        )
-    try:
-        model = trained_model(profile.model)
-    except UnknownModelError as error:
-        raise ConfigError(f"speculation: {error}") from None
-    layer = 2.0 * (model.active - 2 * model.input_embedding) / model.layers
-    head = layer + 2.0 * 32_000 * model.hidden
-    return Drafter(
-        read_bytes=head,
-        weight_bytes=head,
-        kv_bytes_per_token=profile.kv_bytes_per_token / model.layers,
-        launch_s=3.3e-4,
-        reject_s_per_token=3e-6,
-    )
-
 
 CONTEXTS = (512, 2048, 8192, 24576)
 """Tokens of context of a sequence, at which policies estimate."""
+TYPICAL_CONTEXT = 4096
+"""The same for a schedule, which knows batch sizes only."""
 SIZES = 24
-"""Batch sizes at which they do, spaced evenly in their logarithm."""
+"""Batch sizes at which policies estimate, spaced evenly in their logarithm."""
 KNOWN_BATCH = 256
 """The largest batch that the sources of profiles measured."""
+
+
+def drafts_of(profile: Profile, tp: int, speculation: Speculation, max_running: int) -> Drafts:
+    """Return what drafting takes on engines of a TP degree, with published acceptance unless it is
+    stated, and the schedule that is to be found.
+
+    Raises:
+        ConfigError: the model has no such drafter, or no acceptance is published.
+        ProfileError: the profile has no such TP degree, or no peak bandwidth.
+    """
+    if speculation.accepted is None:
+        known = acceptance_of(profile.model, speculation.method).accepted
+        most = len(known) if speculation.is_found else speculation.most_drafts
+        speculation = replace(speculation, accepted=known[:most])
+    drafts = drafts_on(profile, tp, speculation, drafter_of(profile, speculation))
+    if not speculation.is_found:
+        return drafts
+    shape = profile.shape(tp)
+    cost = profile.cost_estimate((tp,)).by_shape[shape]
+    ranges = _fastest(cost, drafts, max_running)
+    return replace(drafts, speculation=replace(speculation, ranges=ranges))
+
+
+def token_s(cost: StepCost, drafts: Drafts, count: int, batch: int, context: int) -> float:
+    """Estimated seconds of a token of each of `batch` sequences that have `count` drafts each.
+
+    `cost` is of engines without drafts.
+    """
+    verified = batch * (count + 1)
+    seconds = cost.iteration_s(verified, batch * context)
+    # Beyond what was measured, a token costs no less than one of a prefill.
+    seconds += max(0, verified - KNOWN_BATCH) * max(0.0, cost.prefill_s - cost.t1_s)
+    return (seconds + drafts.added_s(count, batch)) / drafts.mean_tokens(count)
+
+
+def _fastest(cost: StepCost, drafts: Drafts, max_running: int) -> tuple[tuple[int, int, int], ...]:
+    """The drafts of each batch size with the least estimated time of a token."""
+    counts = range(drafts.speculation.most_drafts + 1)
+    best = [
+        min(counts, key=lambda count: token_s(cost, drafts, count, batch, TYPICAL_CONTEXT))
+        for batch in range(1, max_running + 1)
+    ]
+    # A schedule without any draft is none.
+    best[0] = max(best[0], 1)
+    ranges: list[tuple[int, int, int]] = []
+    for count, run in groupby(enumerate(best, 1), key=lambda each: each[1]):
+        batches = [batch for batch, _ in run]
+        ranges.append((batches[0], batches[-1], count))
+    first, _, count = ranges[-1]
+    return (*ranges[:-1], (first, UNBOUNDED, count))
 
 
 def drafted_cost(cost: StepCost, drafts: Drafts, *, max_running: int) -> StepCost:
     """Return what a policy estimates of engines that draft: costs of each token of a sequence.
 
-    The estimate for engines without drafts gives the iteration that verifies them; divided by the
-    tokens that a sequence advances in it, that is a time for a token. A plane is fitted to it over
-    batch sizes and contexts, and one with a knee: drafts that end at a batch size, and experts that
-    fill, make it rise fast at first.
+    A plane is fitted to `token_s` over batch sizes and contexts, and one with a knee: drafts that
+    end at a batch size, and experts that fill, make it rise fast at first.
     """
     # Only here, because it takes a quarter of a second to import.
     from heddle_calibrate.fit.curves import filling_cost, plane
@@ -84,19 +88,8 @@ def drafted_cost(cost: StepCost, drafts: Drafts, *, max_running: int) -> StepCos
         for context in CONTEXTS
         if size == 1 or size * context <= cost.kv_capacity_tokens
     ]
-
-    def token_s(batch: int, context: int) -> float:
-        count = by_batch[batch]
-        verified = batch * (count + 1)
-        seconds = cost.iteration_s(verified, batch * context)
-        # Beyond what was measured, a token costs no less than one of a prefill.
-        beyond = max(0, verified - KNOWN_BATCH)
-        seconds += beyond * max(0.0, cost.prefill_s - cost.t1_s)
-        seconds += drafts.added_s(count, batch)
-        return seconds / drafts.mean_tokens(count)
-
+    seconds = np.array([token_s(cost, drafts, by_batch[b], b, context) for b, context in points])
     batch, context = np.array(points, np.float64).T
-    seconds = np.array([token_s(*point) for point in points])
     fit = (batch, context, seconds, 1.0 / seconds)
     t0_s, t1_s, t2_s = plane(*fit)
     return replace(

@@ -1,0 +1,145 @@
+"""What makes the drafts of a model, and how many are accepted: the data of `drafters.toml`."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from heddle.config_error import ConfigError
+from heddle_rollout.speculation import Speculation
+from heddle_sim.drafted_tables import Drafter
+from heddle_sim.model_names import short_model_name
+from heddle_sim.profile_files import Profile
+
+DATA = Path(__file__).with_name("drafters.toml")
+DRAFT_VOCABULARY = 32_000
+"""Tokens that the output matrix of a published EAGLE-3 head knows."""
+PRECISIONS = ("-fp8", "-nvfp4")
+"""Ends of the names of profiles; a head is of the model, whatever its precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """The chance that the first 1, 2, ... drafts are all accepted."""
+
+    accepted: tuple[float, ...]
+    source: str
+    assumed: bool
+    """Whether it is of another family of models."""
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    """Read `drafters.toml`."""
+    return tomllib.loads(DATA.read_text(encoding="utf-8"))
+
+
+def methods_of(model: str) -> dict[str, str]:
+    """Return the methods of a model, each with the Hugging Face id of its head, where it has one.
+
+    N-grams need nothing.
+    """
+    name = _base(model)
+    found = {"ngram": ""}
+    for heads in data()["heads"]:
+        if name in heads["models"]:
+            found[heads["method"]] = heads["models"][name]
+    return found
+
+
+def drafter_of(profile: Profile, speculation: Speculation) -> Drafter:
+    """What makes the drafts of a profile's model.
+
+    Raises:
+        ConfigError: the model has no head of this method.
+    """
+    method, costs = speculation.method, data()["costs"]
+    if method == "ngram":
+        return Drafter(
+            iteration_s=costs["ngram"]["iteration_s"],
+            sequence_s=costs["ngram"]["sequence_s"],
+            reject_s_per_token=costs["reject_s_per_token"],
+        )
+    known = methods_of(profile.model)
+    if method not in known:
+        raise ConfigError(
+            f"speculation: {profile.model} has no head for {method}: take {' or '.join(known)}"
+            + (", or a profile of a model that has one" if len(known) == 1 else "")
+        )
+    head = _head(profile, method)
+    return Drafter(pass_s=costs["pass_s"], reject_s_per_token=costs["reject_s_per_token"], **head)
+
+
+def acceptance_of(model: str, method: str) -> Acceptance:
+    """Return the published acceptance of a model's family, or of the first other of the method.
+
+    Raises:
+        ConfigError: none is published.
+    """
+    name = _base(model)
+    rows = [row for row in data()["acceptance"] if row["method"] == method]
+    own = [row for row in rows if name.startswith(row["family"])]
+    if not rows:
+        raise ConfigError(
+            f"speculation: what {method} accepts depends on the text, and no figure is published "
+            f"for {model}: state it, as {method}:3:0.5/0.3/0.2, from the engine's counters "
+            "(vllm:spec_decode_num_accepted_tokens_per_pos_total over ..._num_drafts_total)"
+        )
+    row = (own or rows)[0]
+    return Acceptance(accepted=_accepted(row), source=row["source"], assumed=not own)
+
+
+def _accepted(row: Mapping[str, Any]) -> tuple[float, ...]:
+    """Acceptance by position; of a mean length, with one ratio from each draft to the next."""
+    if "accepted" in row:
+        return tuple(row["accepted"])
+    drafts, wanted = int(row["drafts"]), row["tokens"] - 1.0
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        ratio = (low + high) / 2.0
+        total = sum(ratio**position for position in range(1, drafts + 1))
+        low, high = (ratio, high) if total < wanted else (low, ratio)
+    return tuple(round(low**position, 4) for position in range(1, drafts + 1))
+
+
+def _base(model: str) -> str:
+    """Name of a model without its precision."""
+    name = short_model_name(model, ())
+    for end in PRECISIONS:
+        name = name.removesuffix(end)
+    return name
+
+
+def _head(profile: Profile, method: str) -> dict[str, float]:
+    """Bytes that a head reads in a pass, has in memory, and keeps of a token."""
+    # Only here, because it takes a tenth of a second to import.
+    from heddle_calibrate.roofline.memory import count_parameters
+    from heddle_calibrate.roofline.model_config import known_config, model_shape
+
+    name = _base(profile.model)
+    shape = model_shape(known_config(name), place=name, name=name)
+    counts, hidden = count_parameters(shape), shape.hidden
+    if method == "mtp":
+        # A layer of the model, the projection of two inputs to one, and the output matrix.
+        fixed = counts.attention / shape.layers + 2 * hidden * hidden + shape.vocabulary * hidden
+        experts = (counts.mlp + counts.experts) / shape.layers
+        active = (counts.mlp + counts.active_experts) / shape.layers
+        read, held = fixed + active, fixed + experts
+    else:
+        # Of the target's sizes: three inputs to one, attention over two, a dense MLP.
+        heads = shape.head_dim * (shape.heads + 2 * shape.kv_heads)
+        mlp = 3 * hidden * (shape.intermediate or 3 * hidden)
+        read = held = (
+            3 * hidden * hidden
+            + 2 * hidden * heads
+            + shape.heads * shape.head_dim * hidden
+            + mlp
+            + DRAFT_VOCABULARY * hidden
+        )
+    return {
+        "read_bytes": 2.0 * read,
+        "weight_bytes": 2.0 * held,
+        "kv_bytes_per_token": profile.kv_bytes_per_token / shape.layers,
+    }
