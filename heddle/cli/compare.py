@@ -10,7 +10,7 @@ import rich_click as click
 
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import replayed, take_replayed
-from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
+from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError
 from heddle_compiled import DISTRIBUTION
 
@@ -67,6 +67,9 @@ def compare(
     cluster.tp=best, all degrees that fit. Policies with a planner run once, with the most steps
     that are tried.
 
+    With --speculation best, or METHOD:best[:ACCEPTANCE], every policy runs without drafts, with 1
+    to 4, and with a schedule by batch size; the table has its best.
+
     With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
     that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
     of its own.
@@ -88,6 +91,7 @@ def compare(
     tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
     best_roles = "cluster.roles" in swept
     options["tp"] = one_tp(options["tp"])
+    options["speculation"], speculation = best_speculation(options["speculation"])
     config, text = take_replayed(sources, options, settings, seed=seed, roles_tried=best_roles)
     if parts:
         names, tps = _waterfall_policies(names, slots, best_roles, config), tps or BEST
@@ -98,6 +102,7 @@ def compare(
             names,
             tps=tps,
             slots=slots,
+            speculation=speculation,
             objective=config.plan.objective or "makespan",
             roles=best_roles,
             seeds=seeds,

@@ -22,6 +22,7 @@ OPTIONS: Final[Mapping[str, Sequence[str]]] = {
         "--gpus",
         "--tp",
         "--max-running",
+        "--speculation",
         "--sweep",
         "--over-capacity",
     ),

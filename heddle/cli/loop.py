@@ -9,7 +9,7 @@ import rich_click as click
 from heddle.cli.compare import one_tp
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import looped, take_replayed
-from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
+from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 
@@ -68,6 +68,7 @@ def loop(
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
+    options["speculation"], speculation = best_speculation(options["speculation"])
     config, _ = take_replayed(sources, options, settings, seed=seed, policy__preset=policy)
     figure = checked_figure(config.report.figure)
     config, _ = with_rollout(config, sources, out or Path("runs"))
@@ -76,8 +77,8 @@ def loop(
     degrees = swept.get("cluster.tp", [config.cluster.tp])
     with progress("reading", "batches") as bar:
         result = compare_regimes(
-            splits(made, numbers, degrees, swept.get("cluster.max_running")),
-            fitting_only=BEST in (numbers, degrees),
+            splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation),
+            fitting_only=BEST in (numbers, degrees) or speculation is not None,
             objective=config.plan.objective or "makespan",
             jobs=jobs,
             executor=config.runtime.executor,

@@ -46,6 +46,12 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
     ("--tp", "cluster.tp", str, "TP degree of every engine; best tries all [1]"),
     ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
+    (
+        "--speculation",
+        "cluster.speculation",
+        str,
+        "off, best, or METHOD:DRAFTS[:ACCEPTANCE], as mtp:3:0.886/0.770/0.663 [off]",
+    ),
     ("--history", "history", str, "Trace of earlier rollouts, prior, prior:WORKLOAD, none [prior]"),
     (
         "--over-capacity",
@@ -107,7 +113,8 @@ def _options(
 
 _EVERY = [flag for flag, *_ in CLUSTER]
 replayed = _options(_EVERY, out=True)
-run_on_engines = _options([flag for flag in _EVERY if flag not in ("--gpus", "--tp")], out=True)
+_ON_ENGINES = [flag for flag in _EVERY if flag not in ("--gpus", "--tp", "--speculation")]
+run_on_engines = _options(_ON_ENGINES, out=True)
 looped = _options(_EVERY)
 planned = _options([flag for flag in _EVERY if flag not in ("--tp", "--over-capacity")])
 served = _options(("--model", "--gpu", "--max-running"), sources=False, out=True)

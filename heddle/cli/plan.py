@@ -13,7 +13,7 @@ from heddle.cli.logs import with_rollout
 from heddle.cli.options import planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
-from heddle.cli.sweeps import BEST, read_sweeps, sweep_option
+from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError, require
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
 LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
 ONE_CLUSTER: Final = (
     "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor cluster.gpu"
+)
+BEST_OF_ONE: Final = (
+    "--speculation best is of one cluster: give METHOD:DRAFTS, or leave out --deadline, --budget "
+    "and sweeps of cluster.gpus and cluster.gpu"
 )
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
@@ -113,6 +117,7 @@ def plan(
     check_exports(export)
     swept = read_sweeps(sweeps, SWEPT)
     best = "cluster.roles" in swept
+    options["speculation"], speculation = best_speculation(options["speculation"])
     config, _ = take_replayed(sources, options, settings, seed=seed, roles_tried=best)
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
@@ -122,17 +127,18 @@ def plan(
         require(not several, ONE_CLUSTER)
         _refuse(context, ROLLOUT_ONLY, swept, LOOP_SWEPT, "leave out --regimes, or the option")
         show = partial(show_loop_plan, words=given_options(context, but=CHOSEN))
-        answer(_planned_loop(config, swept, regimes), show, as_json=as_json)
+        answer(_planned_loop(config, swept, regimes, speculation), show, as_json=as_json)
         return
     _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
     if several or deadline_s is not None or dollars is not None:
         remedy = "it is of one cluster, without --deadline and --budget"
         _refuse(context, ("export",), swept, SEVERAL_SWEPT, remedy)
+        require(speculation is None, BEST_OF_ONE)
         limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
     _refuse(context, ("jobs",), {}, (), "sweep cluster.gpus or cluster.gpu to compare clusters")
-    found = _planned_rollout(config, best=best)
+    found = _planned_rollout(config, best=best, speculation=speculation)
     answer(found, show_plan, as_json=as_json)
     if not as_json:
         click.echo(f"searched for {found.solver_s:.3f} s", err=True)
@@ -159,16 +165,17 @@ def _refuse(
         raise ConfigError(f"{useless[0]} has no effect here: {remedy}")
 
 
-def _planned_rollout(config: "Config", *, best: bool) -> "Planned":
+def _planned_rollout(config: "Config", *, best: bool, speculation: str | None) -> "Planned":
     from heddle.cli.progress import progress
-    from heddle.planning.roles import plan_by_role
+    from heddle.planning.roles import plan_with_drafts
     from heddle.planning.simulation import replayed
     from heddle.setup import Workspace
 
     shared, how = Workspace(), config.policy
     with progress(f"planning ({how.planner})", "splits") as bar:
-        found = plan_by_role(
+        found = plan_with_drafts(
             config,
+            speculation,
             best=best,
             workspace=shared,
             on_split=bar.count,
@@ -187,7 +194,9 @@ CHOSEN = ("regimes", "as_json", "sweeps")
 """Parameters of which the plan's own values are printed, or none."""
 
 
-def _planned_loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> "LoopPlan":
+def _planned_loop(
+    config: "Config", swept: Mapping[str, Any], regimes: str, speculation: str | None
+) -> "LoopPlan":
     from heddle.cli.loop import regime_names
     from heddle.cli.progress import progress
     from heddle.loop.config import loop_of
@@ -201,7 +210,12 @@ def _planned_loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> "
     own = BEST if config.loop.train_gpus is None else [made.train_gpus]
     with progress("estimating", "batches") as bar:
         return plan_loop(
-            splits(made, swept.get("loop.train_gpus", own), swept.get("cluster.tp", BEST)),
+            splits(
+                made,
+                swept.get("loop.train_gpus", own),
+                swept.get("cluster.tp", BEST),
+                speculation=speculation,
+            ),
             simulate=config.plan.simulated,
             objective=config.plan.objective or "makespan",
             on_progress=bar.count,

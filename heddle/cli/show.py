@@ -21,7 +21,9 @@ from heddle.cli.tables import (
     show_tried,
 )
 from heddle.cluster.config import ClusterConfig
+from heddle.cluster.drafters import acceptance_of
 from heddle.comparison.compare import Comparison, PolicyResult
+from heddle.comparison.tuning import without_acceptance
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.cost.prices import Prices
 from heddle.runs.bound import Bound
@@ -120,10 +122,11 @@ def _settings(result: Comparison) -> None:
         fact("tried", "nothing: every policy here plans its engines itself")
         click.echo()
         return
+    everyone = by_role or result.tuning.speculations
     what = "makespan in seconds" if result.objective == "makespan" else "dollars of a rollout"
     fact(
         "tried",
-        f"mean {what}{'' if by_role else ' of policies without a planner'}; * the best, "
+        f"mean {what}{'' if everyone else ' of policies without a planner'}; * the best, "
         "found on the same trace: the hindsight is theirs",
     )
     click.echo()
@@ -137,6 +140,8 @@ def _settings(result: Comparison) -> None:
 def _setting(p: PolicyResult, by_role: bool) -> dict[str, str]:
     cluster = p.variant.cluster
     head = {"policy": p.variant.policy, "running": str(cluster.max_running)}
+    if p.variant.speculation_tried:
+        head["speculation"] = without_acceptance(cluster.speculation)
     roles = cluster.role_gpus.label if cluster.role_gpus else "-"
     return head | ({"GPUs by role": roles} if by_role else {})
 
@@ -182,6 +187,23 @@ def summaries(labels: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     show(table)
 
 
+def _drafts(of: Comparison | RunSetup) -> list[str]:
+    """Speculative decoding of each class, with where its acceptance is from."""
+    found = []
+    for each in of.profiles.classes:
+        drafts = each.drafts(each.cluster.tp)
+        if drafts is None:
+            continue
+        stated = each.cluster.drafts()
+        if stated is not None and stated.accepted is not None:
+            source = "as given"
+        else:
+            known = acceptance_of(each.profile.model, drafts.speculation.method)
+            source = f"assumed from {known.source}" if known.assumed else known.source
+        found.append(f"{drafts.speculation}; acceptance {source}")
+    return found
+
+
 def _head(
     of: Comparison | RunSetup, bound: Bound, ideal: Ideal, prices: Prices, engines: str
 ) -> None:
@@ -206,6 +228,8 @@ def _head(
         fact("profile", f"{of_class}{source}")
         for remark in remarks:
             fact("", remark)
+    for line in _drafts(of):
+        fact("drafts", line)
     fact("history", of.history.name)
     fact("prices", prices.text(profiles.pools))
     tools = f", tools {bound.tools_s:,.1f} s" if cluster.tool_capacity else ""

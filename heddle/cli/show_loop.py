@@ -15,6 +15,7 @@ from heddle.cli.tables import (
     show_rows,
     show_tried,
 )
+from heddle.comparison.tuning import without_acceptance
 from heddle.loop.plan import LoopPlan
 from heddle.loop.result import LoopComparison, RegimeResult, plans
 
@@ -130,6 +131,7 @@ def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str
         **more,
         "TP": "-" if plans(row.setup) else str(cluster.tp),
         **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),
+        **({"speculation": without_acceptance(cluster.speculation)} if result.drafted else {}),
     }
 
 

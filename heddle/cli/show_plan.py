@@ -7,6 +7,7 @@ from typing import Final
 import rich_click as click
 
 from heddle.cli.tables import cost_cells, costs, number_cell, percent, show_rows
+from heddle.comparison.tuning import without_acceptance
 from heddle.planning.cluster_sizes import ClusterSize, Sizes
 from heddle.planning.plan import Planned
 from heddle.policy_inputs import needs_oracle
@@ -41,6 +42,7 @@ def show_plan(plan: Planned) -> None:
     if plan.roles is not None:
         prefill = plan.config.cluster.prefill_tps
         click.echo(f"roles    {len(prefill)} x TP {prefill[0]} prefill; the plan is of the others")
+    _show_drafts(plan)
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(f"makespan {_makespan(plan)}")
     _show_replayed(plan)
@@ -53,6 +55,18 @@ def show_plan(plan: Planned) -> None:
         for row in plan.groups()
     ]
     show_rows([{key: number_cell(value) for key, value in row.items()} for row in whole])
+
+
+def _show_drafts(plan: Planned) -> None:
+    """Speculative decoding of each shape of engine, and what else was tried."""
+    if plan.speculations:
+        tried = ", ".join(
+            f"{without_acceptance(each)} {seconds:,.1f} s"
+            for each, seconds in plan.speculations.items()
+        )
+        click.echo(f"tried    estimated makespan by speculation: {tried}")
+    for shape, speculation in plan.drafts().items():
+        click.echo(f"drafts   TP {shape.tp}: {speculation}")
 
 
 def _show_replayed(plan: Planned) -> None:

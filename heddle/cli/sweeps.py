@@ -64,6 +64,13 @@ def read_sweeps(
     return found
 
 
+def best_speculation(text: str | None) -> tuple[str | None, str | None]:
+    """Divide `--speculation`: a setting of the cluster, or what asks for the best one."""
+    if text is not None and BEST in text.split(":")[:2]:
+        return None, text
+    return text, None
+
+
 def _values(text: str, kind: str, listed: str) -> Values:
     if kind in (BEST, WATERFALL):
         if listed != kind:

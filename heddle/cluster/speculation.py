@@ -38,8 +38,9 @@ def drafts_of(profile: Profile, tp: int, speculation: Speculation, max_running: 
         return drafts
     shape = profile.shape(tp)
     cost = profile.cost_estimate((tp,)).by_shape[shape]
-    ranges = _fastest(cost, drafts, max_running)
-    return replace(drafts, speculation=replace(speculation, ranges=ranges))
+    found = replace(speculation, accepted=None, ranges=_fastest(cost, drafts, max_running))
+    accepted = drafts.accepted[: found.most_drafts]
+    return replace(drafts, speculation=replace(found, accepted=accepted))
 
 
 def token_s(cost: StepCost, drafts: Drafts, count: int, batch: int, context: int) -> float:

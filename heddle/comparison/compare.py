@@ -76,6 +76,8 @@ class PolicyResult:
             "max_running": cluster.max_running,
             "best": self.best,
         }
+        if self.variant.speculation_tried:
+            setting["speculation"] = cluster.speculation
         tried = self.variant.swept or self.variant.roles_tried
         return {
             "policy": self.policy,
@@ -190,6 +192,13 @@ class Comparison:
             ],
         }
 
+    def _speculation(self) -> dict[str, Any]:
+        """Speculative decoding of the cluster, with the acceptance that was taken."""
+        drafts = self.profiles.classes[0].drafts(self.config.cluster.tp)
+        if self.tuning.speculations or drafts is None:
+            return {}
+        return {"speculation": str(drafts.speculation)}
+
     def _resources(self) -> dict[str, Any]:
         """Settings of the cluster that are not the defaults, and that a reader must know."""
         cluster = self.config.cluster
@@ -197,6 +206,7 @@ class Comparison:
             "engine_start_s": cluster.engine_start_s,
             "standby_tp": list(cluster.standby_tp) or None,
             "host_kv": None if cluster.host_kv == "none" else cluster.host_kv,
+            **self._speculation(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -207,6 +217,7 @@ def compare(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    speculation: str | None = None,
     objective: Objective = "makespan",
     roles: bool = False,
     seeds: int = 1,
@@ -225,9 +236,10 @@ def compare(
     called a few times a second; it lists runs by seed, then policy.
 
     `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
-    ``best``. Policies without a planner run at all combinations; others once. With `roles` all run
-    with prefill and decode engines too. `objective` ranks settings of a policy, and policies. Give
-    the same `workspace` to comparisons that have inputs in common.
+    ``best``. Policies without a planner run at all combinations; others once. `speculation` is
+    ``best`` or ``METHOD:best[:ACCEPTANCE]``: all policies run at each setting of it. With `roles`
+    all run with prefill and decode engines too. `objective` ranks settings of a policy, and
+    policies. Give the same `workspace` to comparisons that have inputs in common.
 
     Raises:
         ConfigError: no policy, one named twice, an absurd number of seeds or jobs, a setting that
@@ -239,12 +251,17 @@ def compare(
     """
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
-    settings = tuning(config, tps=tps, slots=slots, roles=roles, workspace=shared)
+    settings = tuning(
+        config, tps=tps, slots=slots, speculation=speculation, roles=roles, workspace=shared
+    )
     config = replace(config, cluster=settings.base)
     first, profiles = shared.workload(config), shared.profiles(settings.base)
     prices = prices_for(objective, config.prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = _limits(config, shared, seeds)
+    bound, ideal = min(
+        (_limits(replace(config, cluster=cluster), shared, seeds) for cluster in settings.planned),
+        key=lambda limits: limits[0].makespan_s,
+    )
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]

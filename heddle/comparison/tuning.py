@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal, TypeAlias
 
-from heddle.cluster.config import ClusterConfig
+from heddle.cluster.config import NO_SPECULATION, ClusterConfig
+from heddle.cluster.drafters import methods_of
 from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
@@ -21,6 +22,7 @@ from heddle.workload import check_tags_used
 from heddle_core.parts.planner import FixedPlan
 from heddle_core.parts.predictor import NoPrediction
 from heddle_core.policy import NoConsolidation
+from heddle_rollout.speculation import SCHEDULE
 from heddle_sim.profile_files import Profile
 
 SLOTS = (64, 100, 128, 200, 256)
@@ -28,6 +30,9 @@ SLOTS = (64, 100, 128, 200, 256)
 
 TUNED_BASELINES = ("verl", "slime", "verl-2026", "slime-2026", "sticky_least_loaded")
 """Presets whose best setting a table of ours compares with."""
+
+DRAFTS = (1, 2, 3, 4)
+"""Drafts at every batch size that `best` tries, beside none and a schedule."""
 
 Choice: TypeAlias = Literal["best"] | Sequence[int] | None
 """Settings to try: every useful one, those that are listed, or the configuration's only."""
@@ -45,6 +50,8 @@ class Variant:
     """Whether the policy runs at several settings."""
     baseline: bool
     """Whether the policy neither plans, nor predicts, nor consolidates."""
+    speculation_tried: bool = False
+    """Whether it is one of several settings of speculative decoding."""
     roles_tried: bool = False
     """Whether it is one of several splits of the GPUs into prefill and decode engines."""
     planned: bool = False
@@ -67,6 +74,8 @@ class Tuning:
     """Of all others, one for each setting. Only `base` unless settings are tried."""
     swept: bool
     """Whether settings are tried, if only one."""
+    speculations: tuple[str, ...] = ()
+    """Settings of speculative decoding that are tried, of policies with a planner too."""
     roles: bool = False
     """Whether each setting is also tried with prefill and decode engines on the same GPUs."""
 
@@ -99,19 +108,21 @@ class Tuning:
             swept = self.swept and not planned
             predicts = not isinstance(policy.predictor, NoPrediction)
             never_starts = isinstance(policy.consolidation, NoConsolidation)
-            settings = self.settings if swept else (self.base,)
+            settings = self.settings if swept else self.planned
             clusters = [replace(s, standby_tp=()) if never_starts else s for s in settings]
             split = self._split(config, clusters, workspace) if self.roles else []
             for cluster in [*clusters, *split]:
                 if swept or cluster.roles:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
                 tried = self.roles and bool(cluster.roles)
+                label = self._label(cluster, planned, swept=swept or tried)
                 made.append(
                     Variant(
-                        name=f"{name}@{self._label(cluster, planned)}" if swept or tried else name,
+                        name=f"{name}@{label}" if label else name,
                         policy=name,
                         cluster=cluster,
-                        swept=swept and not tried,
+                        swept=(swept or len(settings) > 1) and not tried,
+                        speculation_tried=bool(self.speculations),
                         baseline=not planned and not predicts and never_starts,
                         roles_tried=tried,
                         planned=planned,
@@ -125,6 +136,12 @@ class Tuning:
             )
         return tuple(made)
 
+    @property
+    def planned(self) -> tuple[ClusterConfig, ...]:
+        """Settings of a policy that plans its engines."""
+        speculations = self.speculations or (self.base.speculation,)
+        return tuple(replace(self.base, speculation=each) for each in speculations)
+
     def _split(
         self, config: RunConfig, clusters: Sequence[ClusterConfig], workspace: Workspace
     ) -> list[ClusterConfig]:
@@ -136,12 +153,14 @@ class Tuning:
             )
         ]
 
-    def _label(self, cluster: ClusterConfig, planned: bool) -> str:
-        """Setting of a row, of a policy that plans its engines the GPUs by role alone."""
+    def _label(self, cluster: ClusterConfig, planned: bool, *, swept: bool) -> str:
+        """Setting of a row: what is tried of it."""
         tps = cluster.tps.replace(" (", "@").replace(")", "").replace(", ", "+")
-        parts = [] if planned else [f"tp{tps}"]
+        parts = [] if planned or not swept else [f"tp{tps}"]
         if len(self.numbers) > 1 and not planned:
             parts.append(str(cluster.max_running))
+        if self.speculations:
+            parts.append(without_acceptance(cluster.speculation))
         if self.roles and cluster.role_gpus is not None:
             parts.append(cluster.role_gpus.label)
         return "/".join(parts)
@@ -157,10 +176,12 @@ def tuning(
     *,
     tps: Choice = None,
     slots: Choice = None,
+    speculation: str | None = None,
     roles: bool = False,
     workspace: Workspace,
 ) -> Tuning:
-    """Choose the settings to try: all combinations of TP degrees and numbers of running steps.
+    """Choose the settings to try: all combinations of TP degrees, numbers of running steps, and
+    settings of `speculation`, which is ``best`` or ``METHOD:best[:ACCEPTANCE]``.
 
     `best` tries the TP degrees of the profile that divide the GPUs and whose engines hold the
     largest context, and the numbers of `SLOTS` with the configuration's. With `roles`, each setting
@@ -178,8 +199,12 @@ def tuning(
             "--sweep cluster.roles=best chooses the GPUs of prefill and decode engines of one GPU "
             f"class and one TP degree: leave {given[0]} out, or the sweep"
         )
-    if tps is None and slots is None:
+    drafted = () if speculation is None else speculations(base.model, speculation)
+    if tps is None and slots is None and not drafted:
         return Tuning(base=base, settings=(base,), swept=False, roles=roles)
+    if drafted:
+        # What engines with a drafter cannot hold is refused, or dropped, for all alike.
+        base = replace(base, speculation=drafted[-1])
     profiles = load_profiles(base, check_tp=False)
     uniform: Sequence[ClusterConfig] = (base,)
     if tps is not None:
@@ -191,10 +216,44 @@ def tuning(
     base = replace(base, max_running=max(numbers))
     return Tuning(
         base=base,
-        settings=tuple(replace(c, max_running=n) for c in uniform for n in numbers),
+        settings=tuple(
+            replace(c, max_running=n, speculation=each)
+            for c in uniform
+            for n in numbers
+            for each in drafted or (base.speculation,)
+        ),
         swept=True,
+        speculations=drafted,
         roles=roles,
     )
+
+
+def speculations(model: str, text: str) -> tuple[str, ...]:
+    """The settings that ``best`` or ``METHOD:best[:ACCEPTANCE]`` tries, the one without first.
+
+    Raises:
+        ConfigError: it is neither, or the model has no drafter whose acceptance is published.
+    """
+    method, _, rest = text.partition(":")
+    drafts, colon, acceptance = rest.partition(":")
+    if text == "best":
+        known = [each for each in methods_of(model) if each != "ngram"]
+        if not known:
+            raise ConfigError(
+                f"speculation: {model} has no head, and what n-grams accept depends on the text: "
+                "state it, as ngram:best:0.5/0.3/0.2"
+            )
+        method = known[0]
+    elif drafts != "best":
+        raise ConfigError(f"speculation: {text!r} is neither best nor METHOD:best[:ACCEPTANCE]")
+    chances = acceptance.split("/")
+    static = [f"{method}:{count}{colon}{'/'.join(chances[:count])}" for count in DRAFTS]
+    return (NO_SPECULATION, *static, f"{method}:{SCHEDULE}{colon}{acceptance}")
+
+
+def without_acceptance(speculation: str) -> str:
+    """A setting for labels: its method and drafts."""
+    return ":".join(speculation.split(":")[:2])
 
 
 def _uniform(

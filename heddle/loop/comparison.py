@@ -126,9 +126,10 @@ def _prepared(
     return [s for s in setups if not plans(s) or planned[_split(s)] is s]
 
 
-def _split(setup: LoopSetup) -> tuple[str, int, int]:
+def _split(setup: LoopSetup) -> tuple[str, int, int, str]:
     """What a policy that plans its engines runs once for."""
-    return setup.name, setup.train_gpus, setup.config.run.cluster.max_running
+    cluster = setup.config.run.cluster
+    return setup.name, setup.train_gpus, cluster.max_running, cluster.speculation
 
 
 def _run_job(

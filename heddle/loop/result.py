@@ -135,6 +135,7 @@ class RegimeResult:
             "train_gpus": setup.train_gpus,
             "tp": cluster.tp,
             "max_running": cluster.max_running,
+            **({} if cluster.drafts() is None else {"speculation": cluster.speculation}),
             "rollout_gpus": cluster.gpus,
             "reward_gpus": config.reward_gpus,
             "pool_gpus": setup.pool_gpus,
@@ -201,6 +202,11 @@ class LoopComparison:
         numbers = (row.setup.config.run.cluster.max_running for row in self.tried)
         return tuple(dict.fromkeys(numbers))
 
+    @property
+    def drafted(self) -> bool:
+        """Whether any setting has speculative decoding."""
+        return any(row.setup.config.run.cluster.drafts() is not None for row in self.tried)
+
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         first = self.tried[0].setup
@@ -228,7 +234,10 @@ class LoopComparison:
             "objective": self.objective,
             "ranking": [row.setup.name for row in self.ranking],
             "regimes": [row.plain() for row in self.regimes],
-            "tried": [{key: row[key] for key in TRIED} for row in (r.plain() for r in self.tried)],
+            "tried": [
+                {key: row[key] for key in (*TRIED, "speculation") if key in row}
+                for row in (r.plain() for r in self.tried)
+            ],
         }
 
 

@@ -308,8 +308,11 @@ def _world(
 ) -> LoopWorld:
     cluster = config.run.cluster
 
+    speculation = cluster.drafts()
+    trains_head = speculation is not None and speculation.method == "mtp"
+
     def step_time(tokens: Sequence[int], pool_trains: bool) -> TrainingTime:
-        return training.step_time(
+        time = training.step_time(
             tokens,
             model=cluster.model,
             gpu=cluster.gpu,
@@ -320,6 +323,9 @@ def _world(
             logprob_passes=config.logprob_passes,
             colocated=config.colocated,
         )
+        if trains_head:
+            time = replace(time, train_s=time.train_s * (1.0 + config.drafter_training))
+        return time
 
     def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
         time = step_time(tokens, pool_trains)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle.cluster.profiles import load_profiles, memory_profile
-from heddle.comparison.tuning import Choice, running_steps
+from heddle.comparison.tuning import Choice, running_steps, speculations
 from heddle.config_files import ConfigError
 from heddle.loop.config import LoopConfig
 
@@ -17,12 +17,14 @@ def splits(
     train_gpus: Choice,
     tps: Choice,
     running: Choice = None,
+    speculation: str | None = None,
 ) -> list[LoopConfig]:
     """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
     `config.run.cluster.gpus` are all GPUs here. None or best: those of `SHARES`, and the
     degrees of the profile, that leave whole engines. Roles leave one number of training GPUs. Each
-    is tried with numbers of `running` steps of an engine, as those of `heddle.comparison.tuning`.
+    is tried with numbers of `running` steps of an engine, and settings of `speculation`, as those
+    of `heddle.comparison.tuning`.
 
     Raises:
         ConfigError: a given split leaves no GPUs or no whole engines, or none can be; a number of
@@ -68,6 +70,9 @@ def splits(
             f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
+    if speculation is not None:
+        tried = speculations(cluster.model, speculation)
+        found = [each.on(speculation=setting) for each in found for setting in tried]
     if running is None:
         return found
     numbers = running_steps(cluster, load_profiles(cluster, check_tp=False), running)

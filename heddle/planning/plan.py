@@ -7,7 +7,7 @@ same cost estimates. Only oracles read the lengths in the trace.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -34,6 +34,7 @@ from heddle_core.parts.planner import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
+from heddle_rollout.speculation import Speculation
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
@@ -86,6 +87,8 @@ class Planned:
     """Those that were simulated, the best first."""
     replayed_s: float | None = None
     """Simulated makespan of the trace itself; None if it was not simulated."""
+    speculations: Mapping[str, float] = field(default_factory=dict)
+    """Estimated makespan by setting of speculative decoding, where several were tried."""
 
     @property
     def roles(self) -> RoleGpus | None:
@@ -153,6 +156,23 @@ class Planned:
             ],
         }
 
+    def drafts(self) -> dict[EngineShape, Speculation]:
+        """Speculative decoding of the plan's engines, by shape; empty without."""
+        found = {}
+        for shape in self.mix:
+            drafts = self.profiles.of(shape.gpu).drafts(shape.tp)
+            if drafts is not None:
+                found[shape] = drafts.speculation
+        return found
+
+    def _plain_speculation(self) -> dict[str, Any]:
+        found = self.drafts()
+        if not found:
+            return {}
+        tried = {"speculations_s": dict(self.speculations)} if self.speculations else {}
+        by_tp = {str(shape.tp): str(each) for shape, each in found.items()}
+        return {"speculation": self.config.cluster.speculation, "drafts": by_tp, **tried}
+
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
         problem, several = self.problem, len(self.problem.pools) > 1
@@ -173,6 +193,7 @@ class Planned:
                 "profile": self.profiles.name,
                 **self.profiles.marks,
                 "max_running": problem.max_running,
+                **self._plain_speculation(),
                 "tp_choices": sorted({shape.tp for shape in problem.by_shape}),
                 "tp_left_out": [shape.tp for shape in self.left_out],
             },

@@ -12,6 +12,7 @@ from typing import Any
 
 from heddle.cluster.profiles import capacity_tokens
 from heddle.cluster.role_choice import role_choices
+from heddle.comparison.tuning import speculations
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.planning.plan import Planned, RoleSplit, plan
@@ -22,6 +23,23 @@ from heddle_trace.table import Scripts
 
 OnSplit = Callable[[int, int], None]
 """Called with the numbers of simulated and of all splits."""
+
+
+def plan_with_drafts(config: RunConfig, speculation: str | None, **options: Any) -> Planned:
+    """Plan as `plan_by_role`, with the setting of ``best`` whose estimated makespan is least.
+
+    Raises:
+        ValueError: what `plan_by_role` raises, or the model has no drafter.
+    """
+    if speculation is None:
+        return plan_by_role(config, **options)
+    cluster = config.cluster
+    plans = [
+        plan_by_role(replace(config, cluster=replace(cluster, speculation=each)), **options)
+        for each in speculations(cluster.model, speculation)
+    ]
+    tried = {each.config.cluster.speculation: each.makespan_s for each in plans}
+    return replace(min(plans, key=lambda each: each.makespan_s), speculations=tried)
 
 
 def plan_by_role(
