@@ -84,6 +84,8 @@ class SynthSettings:
 class ProfileSettings:
     """How `heddle profile` makes, measures, fits and checks profiles."""
 
+    name: str | None = None
+    """from-config: of the model. None: its folder's, or the part of its id after the slash."""
     precision: Literal["bf16", "fp8", "mxfp4", "nvfp4", "int4"] | None = None
     """from-config: of the linear layers. None: the configuration's."""
     kv_precision: Literal["bf16", "fp8"] = "bf16"

@@ -32,7 +32,7 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "runs": (
         "heddle runs",
-        "heddle runs coding --policy heddle",
+        "heddle runs coding heddle",
         "heddle runs --last 1 --page",
     ),
     "report": (

@@ -101,6 +101,9 @@ KEYS: Final[Mapping[str, str]] = {
     "--min-finish-order": "profile.min_finish_order = 0.9",
     "--same-ranking": "profile.same_ranking = true",
     "--tie": "profile.tie = 1",
+    "profile from-config --name": 'profile.name = "mine"',
+    "policies check --gpus": "cluster.gpus = 8",
+    "policies check --max-running": "cluster.max_running = 64",
     "profile measure --sweep": 'profile.sweep = "quick"',
     "profile measure --max-context": "profile.max_context = 2048",
     "profile measure --seed": "seed = 1",
@@ -132,6 +135,7 @@ GONE: Final[Mapping[str, str]] = {
     "trace resample --samples": "give the numbers after TRACE: GROUPS SAMPLES",
     "profile fit --name": "it is --model",
     "runs --trace": "a WORD that is in the names of its runs finds them",
+    "runs --policy": "a WORD that is the policy finds them",
 }
 """Options of which another form took the place, or nothing, and what to do."""
 VERBS: Final[Mapping[str, str]] = {

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import rich_click as click
 
 from heddle.cli.errors import FAILED
+from heddle.cli.options import settings_option, take_settings
 
 if TYPE_CHECKING:
     from heddle.policies.check import PolicyCheck
@@ -89,20 +90,15 @@ def _taken(name: str) -> bool:
 @policies.command()
 @click.argument("name")
 @click.argument("trace", required=False)
-@click.option("--gpus", type=click.IntRange(1), default=4, show_default=True, help="GPUs, at TP 1")
-@click.option(
-    "--max-running",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Steps that an engine runs at once",
-)
+@settings_option
 @as_json_option
 @click.pass_context
 def check(
-    ctx: click.Context, name: str, trace: str | None, gpus: int, max_running: int, as_json: bool
+    ctx: click.Context, name: str, trace: str | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
     """Check a policy NAME, as mine:policy or heddle+mine:part, on a trace [the shipped one].
+
+    The cluster has 4 GPUs at TP 1, whose engines run 32 steps at once, unless --set says else.
 
     Determinism: two runs, and a replay in another process with other hashes of text, make equal
     decisions. Purity: its code reads no clock, file, network or unseeded random number. Speed: the
@@ -110,18 +106,15 @@ def check(
 
     \b
     heddle policies check mine:policy
-    heddle policies check verl+mine:placement rollout.jsonl.gz --gpus 8
+    heddle policies check verl+mine:placement rollout.jsonl.gz --set cluster.gpus=8
     """
     from heddle.cli.demo import shipped_trace
     from heddle.cli.progress import progress
     from heddle.cli.tables import answer
-    from heddle.cluster.config import ClusterConfig
-    from heddle.config import RunConfig
     from heddle.policies.check import check_policy
 
-    config = RunConfig(
-        trace=trace or str(shipped_trace()),
-        cluster=ClusterConfig(gpus=gpus, max_running=max_running),
+    config = take_settings(
+        settings, trace=trace or str(shipped_trace()), cluster__gpus=4, cluster__max_running=32
     )
     with progress(f"checking {name}"):
         found = check_policy(name, config)

@@ -25,7 +25,6 @@ for _verb in (measure, fit, check):
 @click.option(
     "--tp", "tps", type=Numbers(), default="1,2,4,8", show_default=True, help="TP degrees"
 )
-@click.option("--name", default=None, help="Name of the model in the profile")
 @settings_option
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="File to write")
 @click.option("--force", is_flag=True, help="Replace the file if it exists")
@@ -41,7 +40,8 @@ def from_config(
     aiconfigurator-core is installed and has the model, its kernel times are used instead.
 
     Layouts are those of cluster.expert_parallel and cluster.attention_dp; profile.precision,
-    profile.kv_precision and profile.source say what is read of the configuration, and from where.
+    profile.kv_precision and profile.source say what is read of the configuration, and from where;
+    profile.name how the model is called.
     """
     from heddle.cli.outputs import new_file, write
     from heddle.cli.show_profile import plain_config_profile, show_config_profile
@@ -59,6 +59,7 @@ def from_config(
         precision=config.profile.precision,
         fp8_kv=config.profile.kv_precision == "fp8",
         source=config.profile.source,
+        name=config.profile.name,
         **given,
     )
     made = profile_from_config(request)

@@ -24,7 +24,6 @@ STATUSES = ("finished", "running", "interrupted", "failed", "unfinished", "damag
     show_default=True,
     help="Folder of runs, the --out of other commands",
 )
-@click.option("--policy", default=None, help="Only runs of this policy, as heddle or verl@tp4")
 @click.option("--status", type=click.Choice(STATUSES), default=None, help="Only with this status")
 @click.option("--last", type=click.IntRange(1), default=None, help="Only the newest so many")
 @click.option("--page", is_flag=True, help="Print the page of the newest; write it where absent")
@@ -33,27 +32,31 @@ STATUSES = ("finished", "running", "interrupted", "failed", "unfinished", "damag
 def runs(
     words: tuple[str, ...],
     folder: Path,
-    policy: str | None,
     status: str | None,
     last: int | None,
     page: bool,
     opened: bool,
     as_json: bool,
 ) -> None:
-    """List comparisons and runs, the oldest first; only those with every WORD in their names."""
+    """List comparisons and runs, the oldest first; only those that every WORD fits.
+
+    A WORD is in the name, as coding, or is a policy of theirs, as heddle or verl@tp4.
+    """
     from heddle.runs.files import RunError
     from heddle.runs.overview import listed_runs
 
     found = [
         run
         for run in listed_runs(folder)
-        if all(word in run.path.name for word in words)
+        if all(
+            word in run.path.name or any(_is(word, policy) for policy in run.policies)
+            for word in words
+        )
         and (status is None or run.status == status)
-        and (policy is None or any(_is(policy, name) for name in run.policies))
     ]
     found = found[-last:] if last else found
     if not found:
-        chosen = " that match" if words or policy or status else ""
+        chosen = " that match" if words or status else ""
         raise RunError(f"{folder}: has no runs{chosen}; `heddle runs --in {folder}` lists all")
     if page or opened:
         _page(found[-1], opened, as_json)

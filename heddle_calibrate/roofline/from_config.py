@@ -102,7 +102,7 @@ def _check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise ModelConfigError(
-            f"the model's name {name!r} is not UTF-8 text: give it another one with --name"
+            f"the model's name {name!r} is not UTF-8 text: give it another one, as profile.name"
         ) from None
 
 

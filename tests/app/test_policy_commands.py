@@ -47,7 +47,9 @@ def test_a_new_policy_is_used_and_checked_as_it_is(heddle: Heddle, trace: Path):
     assert done.exit_code == 0, done.output
     compared = heddle("compare", trace, "--policies", "verl,own_new:policy", *CLUSTER, "--json")
     assert compared.exit_code == 0, compared.output
-    checked = heddle("policies", "check", "own_new:policy", trace, "--gpus", "2", "--json")
+    checked = heddle(
+        "policies", "check", "own_new:policy", trace, "--set", "cluster.gpus=2", "--json"
+    )
     found = json.loads(checked.stdout)
     assert checked.exit_code == 0, checked.output
     assert found["passed"]
@@ -103,7 +105,7 @@ def test_a_check_finds_state_that_outlives_a_run(heddle: Heddle, config: RunConf
 
 def test_a_check_finds_hashes_of_text(heddle: Heddle, trace: Path):
     body = "return view.engines[hash(f'{t.id} {t.step}') % len(view.engines)].id"
-    done = heddle("policies", "check", written("own_hash", body), trace, "--gpus", 8)
+    done = heddle("policies", "check", written("own_hash", body), trace, "--set", "cluster.gpus=8")
     assert done.exit_code == 1
     assert "ok     two runs in one process" in done.stdout
     assert "FAILED replay in another process: entry " in done.stdout
