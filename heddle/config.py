@@ -61,6 +61,9 @@ class RuntimeConfig:
     RAY_ADDRESS, else of this machine. `heddle compare` and `heddle loop` read this."""
     launcher: Literal["local", "ray"] = "local"
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
+    drafter: str = ""
+    """Folder of the head or model that makes drafts, for cluster.speculation of `eagle3` or
+    `draft_model`."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: Annotated[float, Bounds(above=0, most=1e6)] = 1.0

@@ -39,6 +39,8 @@ class EngineStack:
     report_delay_s: float = 0.0
     facts: Callable[[EngineId], Mapping[str, Any]] = lambda engine: {}
     """Facts reported by an engine that has just become ready."""
+    drafted: Callable[[], tuple[int, ...]] = tuple
+    """What all engines drafted so far, as in `heddle_runtime.process.wire.Sampled`."""
 
 
 @asynccontextmanager
@@ -87,7 +89,9 @@ def vllm_stack(setup: RunSetup, path: Path) -> EngineStack:
     launcher = open_vllm(config, path / "engines")
     for time_s, name in config.cluster.faults():
         clock.call_at(time_s, launcher.fail, EngineId(name))
-    return model_stack(config, clock, launcher, facts=partial(facts_of, launcher))
+    return model_stack(
+        config, clock, launcher, facts=partial(facts_of, launcher), drafted=launcher.drafted
+    )
 
 
 def url_stack(setup: RunSetup, started: RayEngines | None) -> EngineStack:

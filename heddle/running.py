@@ -89,6 +89,8 @@ def _run_on(
         )
         with opened.signals.deferred(), policy_errors(setup.policy):
             lateness, load = asyncio.run(_roll_out(setup, started, sink, opened.signals))
+        if sink.drafted:
+            opened.directory.learn(acceptance=acceptance(sink.drafted))
         return opened.finished(lateness, load)
 
 
@@ -169,6 +171,8 @@ class RunSink:
         """Facts reported by an engine that has just become ready."""
         self._directory, self._total, self._on_progress = directory, total, on_progress
         self._measures_load = measures_load
+        self.drafted: tuple[int, ...] = ()
+        """What the engines drafted, as in `heddle_runtime.process.wire.Sampled`."""
         self.meter: CpuMeter | None = None
         """Measures other processes' load, if it is to, since the first engine was ready."""
         self._engines: dict[EngineId, Mapping[str, Any]] = {}
@@ -195,6 +199,12 @@ class RunSink:
         self._timer.start()
 
 
+def acceptance(drafted: Sequence[int]) -> dict[str, Any]:
+    """Return what engines accepted, from their counts: the chance by position, of how many."""
+    drafts, *accepted = drafted
+    return {"drafts": drafts, "accepted": [round(each / drafts, 4) for each in accepted]}
+
+
 async def _roll_out(
     setup: RunSetup, started: RayEngines | None, sink: RunSink, signals: StopSignals
 ) -> tuple[Lateness, CpuLoad | None]:
@@ -202,6 +212,7 @@ async def _roll_out(
     async with open_engines(setup, sink.path, started) as stack:
         sink.facts = stack.facts
         await _interruptible(_rollout(setup, stack, sink), signals)
+        sink.drafted = stack.drafted()
         return stack.clock.lateness, None if sink.meter is None else sink.meter.read()
 
 

@@ -341,7 +341,9 @@ class EngineLoop:
             self._channel.flush()
 
     def _sample(self) -> wire.Sampled:
-        return wire.Sampled(*self._core.counters(), preemptions=self._preemptions)
+        return wire.Sampled(
+            *self._core.counters(), preemptions=self._preemptions, drafted=self._core.drafted
+        )
 
     def _made(self, job: _Job) -> wire.Made:
         tokens, logprobs, top = self._unreported(job)

@@ -39,6 +39,8 @@ class SteppedEngine(Protocol):
     """An inference engine; each call of `step` runs one iteration."""
 
     block_tokens: int
+    drafted: tuple[int, ...]
+    """As in `wire.Sampled`; empty without speculative decoding."""
 
     def add(
         self,

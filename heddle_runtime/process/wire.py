@@ -214,6 +214,9 @@ class Sampled(WireMessage, frozen=True):
     waiting: int
     kv_used_tokens: int
     preemptions: int
+    drafted: tuple[int, ...] = ()
+    """With speculative decoding: how often drafts were verified for a sequence, and how often the
+    first 1, 2, ... of them were all accepted."""
 
 
 class Alive(WireMessage, frozen=True):

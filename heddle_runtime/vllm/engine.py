@@ -74,6 +74,8 @@ class VllmEngine(TokenEngine):
         self._busy_limit_s = 0.0
         """How long it may compute without a message."""
         self._watch: HangWatch | None = None
+        self.drafted: tuple[int, ...] = ()
+        """As in `wire.Sampled`, of the last sample."""
         self._last_id = 0
         self._running = RunningSteps()
         self._transfers: dict[int, _PendingTransfer] = {}
@@ -310,6 +312,7 @@ class VllmEngine(TokenEngine):
                 self._sample = EngineSample(
                     report.running, report.waiting, report.kv_used_tokens, report.preemptions
                 )
+                self.drafted = report.drafted
             case wire.Exported():
                 transfer = self._transfers.pop(report.id)
                 handle = self._handle(transfer, report)

@@ -59,6 +59,8 @@ class VllmLauncher:
         # vLLM measures the free memory of a GPU, and two that measure at once count each other's.
         self._one_at_a_time = platform == "cuda" and engines_per_device > 1
         self._engines: dict[EngineId, VllmEngine] = {}
+        self._drafted: list[tuple[int, ...]] = []
+        """Of engines that are gone."""
         self._queue: list[VllmEngine] = []
         """Engines that wait until others are ready or gone."""
         self._all_gone = asyncio.Event()
@@ -88,6 +90,11 @@ class VllmLauncher:
         client = self._engines.get(engine)
         return client.facts if client is not None else None
 
+    def drafted(self) -> tuple[int, ...]:
+        """Return the sum of what all engines drafted, as in `wire.Sampled`."""
+        every = [*self._drafted, *(engine.drafted for engine in self._engines.values())]
+        return tuple(map(sum, zip(*filter(None, every), strict=True)))
+
     async def close(self) -> None:
         """End every engine; afterwards none of their processes is left."""
         self._queue.clear()
@@ -102,6 +109,7 @@ class VllmLauncher:
     def _changed(self, engine: VllmEngine) -> None:
         name = engine.spec.engine
         if engine.gone and self._engines.get(name) is engine:
+            self._drafted.append(engine.drafted)
             del self._engines[name]
             self._machine.free(name)
             if not self._engines:

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import connection
+from operator import add
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -64,6 +65,7 @@ class VllmSteppedEngine:
         self.block_tokens: int = cache.block_size
         # vLLM reserves one block as the null block.
         self.kv_capacity_tokens: int = (cache.num_gpu_blocks - 1) * cache.block_size
+        self.drafted: tuple[int, ...] = ()
 
     def warm_up(self) -> None:
         """Run a step, and leave none of its KV.
@@ -135,7 +137,13 @@ class VllmSteppedEngine:
         self._core.abort_requests([request])
 
     def step(self) -> Iterator[IterationOutput]:
-        outputs = self._core.get_output().outputs
+        made = self._core.get_output()
+        outputs, stats = made.outputs, made.scheduler_stats
+        drafted = None if stats is None else stats.spec_decoding_stats
+        if drafted is not None:
+            new = (drafted.num_drafts, *drafted.num_accepted_tokens_per_pos)
+            before = self.drafted or (0,) * len(new)
+            self.drafted = tuple(map(add, before, new))
         self._stuck = bool(self._scheduler.waiting) and not self._scheduler.running
         for output in outputs:
             scheduled_s, preemptions = 0.0, 0
@@ -270,6 +278,8 @@ def build(order: wire.Boot) -> tuple[VllmSteppedEngine, wire.Ready]:
         wanted["distributed_executor_backend"] = "mp"
     if settings.host_kv_gib is not None:
         wanted["kv_offloading_size"] = settings.host_kv_gib * order.tp
+    if settings.speculative is not None:
+        wanted["speculative_config"] = settings.speculative
     if settings.kv_transfer == "nixl":
         wanted["kv_transfer_config"] = nixl_connector(settings, on_cpu=on_cpu)
         if on_cpu:

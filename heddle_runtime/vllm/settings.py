@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -81,6 +81,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     host_kv_gib: float | None = None
     """GiB of host memory for KV, for each GPU of an engine, by vLLM's OffloadingConnector; on GPUs
     only. None: no such tier."""
+    speculative: dict[str, Any] | None = None
+    """vLLM's `speculative_config`; None: no speculative decoding."""
     pin_s: float = 0.0
     """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
     sleep_mode: bool = False

@@ -44,6 +44,7 @@ class CountingCore:
     folder: Path
     weights: str
     block_tokens: int = BLOCK
+    drafted: tuple[int, ...] = ()
     hold_pulls: bool = False
     """Pulls stay in the queue, as they do without free blocks."""
     requests: dict[str, _Running] = field(default_factory=dict)
