@@ -200,9 +200,10 @@ class RunSink:
 
 
 def acceptance(drafted: Sequence[int]) -> dict[str, Any]:
-    """Return what engines accepted, from their counts: the chance by position, of how many."""
-    drafts, *accepted = drafted
-    return {"drafts": drafts, "accepted": [round(each / drafts, 4) for each in accepted]}
+    """Return what engines accepted by position, of the iterations of sequences that decoded."""
+    iterations, *accepted = drafted
+    chances = [round(each / max(iterations, 1), 4) for each in accepted]
+    return {"iterations": iterations, "accepted": chances}
 
 
 async def _roll_out(

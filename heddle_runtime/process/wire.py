@@ -215,8 +215,8 @@ class Sampled(WireMessage, frozen=True):
     kv_used_tokens: int
     preemptions: int
     drafted: tuple[int, ...] = ()
-    """With speculative decoding: how often drafts were verified for a sequence, and how often the
-    first 1, 2, ... of them were all accepted."""
+    """With speculative decoding: iterations of sequences that decoded, one each, and how many of
+    them accepted the first 1, 2, ... drafts."""
 
 
 class Alive(WireMessage, frozen=True):

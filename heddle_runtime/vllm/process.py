@@ -139,11 +139,8 @@ class VllmSteppedEngine:
     def step(self) -> Iterator[IterationOutput]:
         made = self._core.get_output()
         outputs, stats = made.outputs, made.scheduler_stats
-        drafted = None if stats is None else stats.spec_decoding_stats
-        if drafted is not None:
-            new = (drafted.num_drafts, *drafted.num_accepted_tokens_per_pos)
-            before = self.drafted or (0,) * len(new)
-            self.drafted = tuple(map(add, before, new))
+        if drafts := self._settings.speculative:
+            self._count_drafts(outputs, stats, int(drafts["num_speculative_tokens"]))
         self._stuck = bool(self._scheduler.waiting) and not self._scheduler.running
         for output in outputs:
             scheduled_s, preemptions = 0.0, 0
@@ -173,6 +170,17 @@ class VllmSteppedEngine:
                 top,
                 stop_reason,
             )
+
+    def _count_drafts(self, outputs: Sequence[Any], stats: Any, drafts: int) -> None:
+        """Count iterations of sequences that decode, those without a draft too, and acceptance.
+
+        vLLM itself counts those with drafts only, and n-grams often find none.
+        """
+        decoded = sum(bool(o.new_token_ids) and o.prefill_stats is None for o in outputs)
+        made = None if stats is None else stats.spec_decoding_stats
+        accepted = [0] * drafts if made is None else made.num_accepted_tokens_per_pos
+        new = (decoded, *accepted)
+        self.drafted = tuple(map(add, self.drafted or (0,) * len(new), new))
 
     def activity(self) -> Activity:
         """Whether `step` has anything to do."""
