@@ -66,6 +66,8 @@ class Job:
             del plain["cluster"]["attention_dp"]
         if not self.cluster.pool:
             del plain["cluster"]["pool"]
+        if self.cluster.speculation == "off":
+            del plain["cluster"]["speculation"]
         if self.cluster.host_kv == "none":
             for name in ("host_kv", "host_kv_gib", "host_kv_gb_per_s"):
                 del plain["cluster"][name]

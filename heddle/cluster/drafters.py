@@ -119,6 +119,13 @@ def _head(profile: Profile, method: str) -> dict[str, float]:
     from heddle_calibrate.roofline.model_config import known_config, model_shape
 
     name = _base(profile.model)
+    sizes = data()["sizes"].get(name)
+    if sizes is not None:
+        return {
+            "read_bytes": sizes["read_bytes"],
+            "weight_bytes": sizes["read_bytes"],
+            "kv_bytes_per_token": profile.kv_bytes_per_token / sizes["layers"],
+        }
     shape = model_shape(known_config(name), place=name, name=name)
     counts, hidden = count_parameters(shape), shape.hidden
     if method == "mtp":
