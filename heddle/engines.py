@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from heddle.config import RunConfig
 from heddle.hardware import hardware
@@ -39,21 +39,10 @@ def vllm_settings(config: RunConfig) -> VllmSettings:
     )
 
 
-LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-"""Tokens of the n-grams that drafts are looked up by."""
-
-
 def speculative_config(config: RunConfig) -> dict[str, Any] | None:
     """Return vLLM's `speculative_config` of a run's engines; None without drafts."""
     speculation = config.cluster.drafts()
-    if speculation is None:
-        return None
-    found = speculation.vllm_config()
-    if speculation.method == "ngram":
-        found |= LOOKUP
-    if config.runtime.drafter:
-        found["model"] = config.runtime.drafter
-    return found
+    return None if speculation is None else speculation.vllm_config(config.runtime.drafter)
 
 
 def engine_facts(

@@ -95,14 +95,18 @@ class Speculation:
                 found[batch] = drafts
         return found
 
-    def vllm_config(self) -> dict[str, object]:
-        """Return vLLM's `speculative_config`; a method with own weights needs `model` too."""
+    def vllm_config(self, drafter: str = "") -> dict[str, object]:
+        """Return vLLM's `speculative_config`; `drafter` names weights of a method that has some."""
         config: dict[str, object] = {
             "method": self.method,
             "num_speculative_tokens": self.most_drafts,
         }
         if not self.is_static:
             config["num_speculative_tokens_per_batch_size"] = [list(each) for each in self.ranges]
+        if self.method == "ngram":
+            config |= LOOKUP
+        if drafter:
+            config["model"] = drafter
         return config
 
     def __str__(self) -> str:
@@ -118,6 +122,8 @@ class Speculation:
         return text
 
 
+LOOKUP: Final = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+"""Tokens of the n-grams that drafts are looked up by, as vLLM names them."""
 UNBOUNDED: Final = 1_000_000
 """The last batch size of a range without an end."""
 SCHEDULE: Final = "schedule"

@@ -11,7 +11,12 @@ def test_one_number_of_drafts_holds_for_every_batch_size() -> None:
     found = read_speculation("ngram:4")
     assert found.accepted is None
     assert found.drafts(3) == [0, 4, 4, 4]
-    assert found.vllm_config() == {"method": "ngram", "num_speculative_tokens": 4}
+    assert found.vllm_config() == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    }
 
 
 def test_gaps_and_the_end_of_a_schedule_carry_the_last_drafts_on() -> None:
