@@ -165,6 +165,13 @@ def take_config(
         values.append(option_value(key, value, f"{flag} {value}"))
     text = "\n".join(f"# {p}\n{p.read_text(encoding='utf-8')}" for p in tomls) if tomls else None
     config = resolve([*values, *set_by_key])
+    drafts = config.cluster.drafts()
+    if drafts is not None and drafts.rises:
+        click.echo(
+            f"Warning: acceptance rises in {drafts}: the chance that the first drafts are all "
+            "accepted cannot grow with their number; give it by position, cumulated",
+            err=True,
+        )
     if options.get("gpu") is not None:
         check_file_is_of(config.cluster.model, config.cluster.gpu)
     if not roles_tried:

@@ -1,6 +1,7 @@
 """What each part of `heddle` adds to a baseline: the makespan after one step after the other.
 
-The baseline first runs at the TP degree of the configuration, then at its best. Each further step
+The baseline first runs at the TP degree of the configuration, then at its best, then, where drafts
+are tried, with its best speculation, which every step after it has too. Each further step
 puts parts of `heddle` in place of the baseline's, and keeps those of the steps before; the last is
 `heddle` itself. A part is worth what it adds *in this order*: migration without placement, say, may
 be worth more or less. `heddle+never` and its like take one part away instead.
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
+from heddle.cluster.config import NO_SPECULATION
 from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.estimates import Estimate
+from heddle.comparison.tuning import without_acceptance
 from heddle.config_files import ConfigError
 
 PRESET: Final = "heddle"
@@ -75,16 +78,22 @@ def waterfall(result: Comparison) -> tuple[WaterfallStep, ...]:
     The first row is the baseline at the configuration's TP degree, or at the least that it can
     have.
     """
-    tuned, *added = result.best
+    best, *added = result.best
     degree = result.config.cluster.tp
-    untuned = next(
+    first = best.variant.cluster.speculation
+    if best.variant.speculation_tried:
+        first = NO_SPECULATION
+    plain = [
         row
         for row in result.policies
-        if row.variant.contest == tuned.variant.contest and row.variant.cluster.tp == degree
-    )
+        if row.variant.contest == best.variant.contest and row.variant.cluster.speculation == first
+    ]
+    untuned = next(row for row in plain if row.variant.cluster.tp == degree)
+    tuned = min(plain, key=lambda row: row.value(result.objective))
     rows: list[tuple[str, PolicyResult]] = [
         (f"{untuned.variant.policy}, TP {degree}", untuned),
         (f"best TP degree, {tuned.variant.cluster.tp}", tuned),
+        *([(f"speculation, {_drafts(best)}", best)] if best.variant.speculation_tried else []),
         *((name, row) for (name, _), row in zip(STEPS, added, strict=True)),
     ]
     means = [row.makespan_s.mean for _, row in rows]
@@ -100,3 +109,9 @@ def waterfall(result: Comparison) -> tuple[WaterfallStep, ...]:
         )
         for at, (name, row) in enumerate(rows)
     )
+
+
+def _drafts(row: PolicyResult) -> str:
+    """The drafts of a row, and its TP degree, which is best with them."""
+    cluster = row.variant.cluster
+    return f"{without_acceptance(cluster.speculation)} at TP {cluster.tp}"

@@ -52,16 +52,23 @@ def _tried(run: Run, index: ComparisonIndex) -> TriedSettings | None:
     narrowest = min(swept, key=lambda row: (row.tp, row.max_running != RUNNING))
     tps = list(dict.fromkeys(_tp(row) for row in swept))
     slots = len({row.max_running for row in swept})
+    drafts = len({row.speculation for row in swept})
+    among = [f"TP {', '.join(tps)}"] if any(tps) else []
+    among += [f"{slots} numbers of running steps"] if slots > 1 else []
+    among += [f"{drafts} settings of speculative decoding"] if drafts > 1 else []
+    least = [f"TP {_tp(narrowest)}"] if _tp(narrowest) else []
+    least += [f"{narrowest.max_running} running"] if slots > 1 else []
+    least += [f"speculation {narrowest.speculation}"] if drafts > 1 else []
     return TriedSettings(
         row=own.policy,
-        among=f"{'best' if own.best else 'one'} of TP {', '.join(tps)}"
-        + (f" with {slots} numbers of running steps" if slots > 1 else ""),
-        narrowest=f"TP {_tp(narrowest)}"
-        + (f", {narrowest.max_running} running" if slots > 1 else ""),
+        among=f"{'best' if own.best else 'one'} of {' with '.join(among)}",
+        narrowest=", ".join(least),
         narrowest_s=narrowest.makespan_s.mean,
     )
 
 
 def _tp(row: IndexRow) -> str:
-    """The TP degrees of its engines, as its name has them: 4, or 4@h800+2@h20."""
-    return row.policy.removeprefix(f"{row.preset}@tp").partition("/")[0]
+    """The TP degrees of its engines, as its name has them: 4, or 4@h800+2@h20. Empty where its
+    policy plans them."""
+    setting = row.policy.removeprefix(f"{row.preset}@")
+    return setting[2:].partition("/")[0] if setting.startswith("tp") else ""

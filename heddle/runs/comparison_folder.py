@@ -78,6 +78,7 @@ class IndexRow(msgspec.Struct, frozen=True):
     max_running: int = 0
     best: bool = True
     roles: str | None = None
+    speculation: str | None = None
 
 
 class IndexRun(msgspec.Struct, frozen=True):

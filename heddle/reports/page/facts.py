@@ -124,6 +124,7 @@ def _how(run: Run, tried: TriedSettings | None) -> dict[str, str]:
         "TP of engines that are not planned": cluster.tps,
         **({"setting": tried.among} if tried is not None else {}),
         "running steps per engine": str(cluster.max_running),
+        "speculative decoding": cluster.speculation,
         "tool calls at once": str(cluster.tool_capacity or "no limit"),
         **({"pools of tools": ", ".join(cluster.tool_pools)} if cluster.tool_pools else {}),
         **({"added to tool calls, s": cluster.env_latency} if cluster.env_latency else {}),

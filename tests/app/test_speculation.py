@@ -1,0 +1,188 @@
+"""Speculative decoding in commands: settings, the best of them, tables, exports and refusals."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import load_profiles
+from heddle.comparison.tuning import speculations
+from heddle.config import RunConfig
+from heddle.config_error import ConfigError
+from heddle.engines import check_available, speculative_config
+from heddle_runtime.vllm.checks import EngineSetupError
+from heddle_sim.drafted_tables import Drafter, with_drafter
+from heddle_sim.profile_files import ProfileError
+from tests.app.journals import Heddle
+
+PUBLISHED = "eagle3:3:0.886/0.770/0.663"
+ON = ("--model", "qwen3-8b", "--gpus", "4", "--max-running", "4")
+REPORTLESS = ("--set", "report.page=false")
+
+Refused = Callable[..., str]
+
+
+def cluster(speculation: str, **more: object) -> ClusterConfig:
+    return ClusterConfig(model="qwen3-8b", speculation=speculation, **more)  # type: ignore[arg-type]
+
+
+def makespans(heddle: Heddle, trace: Path, *args: str) -> dict[str, float]:
+    result = heddle("compare", trace, *ON, "--policies", "verl,heddle", "--json", *args)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["policies"]
+    return {row["policy"]: row["makespan_s"]["mean"] for row in rows}
+
+
+def test_drafts_that_are_accepted_shorten_a_rollout(heddle: Heddle, trace: Path):
+    off = makespans(heddle, trace)
+    drafted = makespans(heddle, trace, "--speculation", PUBLISHED)
+    assert all(drafted[policy] < off[policy] for policy in off)
+
+
+def test_drafts_that_are_never_accepted_lengthen_it(heddle: Heddle, trace: Path):
+    off = makespans(heddle, trace)
+    drafted = makespans(heddle, trace, "--speculation", "eagle3:4:0")
+    assert all(drafted[policy] > off[policy] for policy in off)
+
+
+def test_best_tries_none_one_to_four_and_a_schedule_under_every_policy(heddle: Heddle, trace: Path):
+    found = makespans(heddle, trace, "--speculation", "eagle3:best:0.9/0.8")
+    settings = ["off", "eagle3:1", "eagle3:2", "eagle3:3", "eagle3:4", "eagle3:schedule"]
+    expected = [f"{policy}/{s}" for policy in ("verl@tp1",) for s in settings]
+    assert list(found) == [*expected, *(f"heddle@{s}" for s in settings)]
+
+
+def test_the_bound_of_a_comparison_holds_for_its_fastest_setting(heddle: Heddle, trace: Path):
+    result = heddle(
+        "compare", trace, *ON, "--policies", "verl", "--speculation", "eagle3:best:1", "--json"
+    )
+    found = json.loads(result.stdout)
+    assert found["bound"]["makespan_s"] <= min(
+        row["makespan_s"]["mean"] for row in found["policies"]
+    )
+
+
+def test_a_waterfall_has_a_step_of_speculation(heddle: Heddle, trace: Path):
+    result = heddle(
+        *("compare", trace, *ON, "--sweep", "policy.parts=waterfall"),
+        *("--speculation", "eagle3:best:0.9/0.8", "--json"),
+    )
+    assert result.exit_code == 0, result.output
+    steps = [row["step"] for row in json.loads(result.stdout)["waterfall"]]
+    assert [step.partition(",")[0] for step in steps][:3] == [
+        "verl",
+        "best TP degree",
+        "speculation",
+    ]
+
+
+def test_the_table_says_where_acceptance_is_from(heddle: Heddle, trace: Path):
+    said = heddle("compare", trace, *ON, "--speculation", "eagle3:2", *REPORTLESS).stdout
+    assert "drafts" in said
+    assert "arXiv 2604.26779" in said
+    given = heddle("compare", trace, *ON, "--speculation", PUBLISHED, *REPORTLESS).stdout
+    assert "acceptance as given" in given
+
+
+def test_a_plan_takes_the_drafts_that_it_estimates_to_be_fastest(heddle: Heddle, trace: Path):
+    result = heddle("plan", trace, *ON, "--speculation", "eagle3:best:0.9/0.8/0.7", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["cluster"]
+    tried = found["speculations_s"]
+    assert found["speculation"] == min(tried, key=tried.get)
+    assert found["speculation"] != "off"
+    assert set(found["drafts"]) <= {"1", "2", "4"}
+
+
+def test_a_loop_tries_drafts_and_trains_an_mtp_head_for_longer(heddle: Heddle, trace: Path):
+    loop = (
+        *("loop", trace, "--regimes", "sync", "--model", "deepseek-v3", "--gpu", "h200"),
+        *("--gpus", 32, "--tp", 8, "--set", "loop.train_gpus=16", "--set", "loop.batches=2"),
+        *("--set", "loop.groups=1", "--set", "loop.samples=2", "--json"),
+    )
+    result = heddle(*loop, "--speculation", "mtp:best:0.8/0.6")
+    if result.exit_code:
+        pytest.skip(f"no trainer of that model: {result.stderr}")
+    tried = json.loads(result.stdout)["tried"]
+    assert [row.get("speculation", "off") for row in tried][:2] == ["off", "mtp:1:0.8"]
+
+
+def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):
+    setting = "eagle3:1-2=3,3-=1:0.9/0.8/0.7"
+    files = [
+        word for name in ("verl.yaml", "vllm.sh", "gateway.toml") for word in ("--export", name)
+    ]
+    result = heddle("plan", trace, *ON, "--speculation", setting, *files)
+    assert result.exit_code == 0, result.output
+    config = '"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 1000000, 1]]'
+    assert config in Path("verl.yaml").read_text()
+    script = Path("vllm.sh").read_text()
+    assert "--speculative-config" in script
+    assert config in script
+    assert "++generator.engine_init_kwargs.speculative_config=" in script
+    assert "--sglang-speculative-num-draft-tokens 4" in script
+    assert f'speculation = "{setting}"' in Path("gateway.toml").read_text()
+
+
+def test_real_engines_get_the_drafts_of_the_cluster():
+    config = RunConfig(trace="x", cluster=cluster("ngram:3:0.2/0.1"))
+    found = speculative_config(config)
+    assert found is not None
+    assert (found["method"], found["num_speculative_tokens"]) == ("ngram", 3)
+    assert speculative_config(RunConfig(trace="x")) is None
+
+
+@pytest.mark.parametrize(
+    ("speculation", "said"),
+    [("eagle3:schedule", "give a number or ranges"), ("eagle3:3", "runtime.drafter")],
+)
+def test_real_engines_refuse_drafts_that_they_cannot_start_with(speculation: str, said: str):
+    runtime = {"engine": "vllm", "model_dir": "folder"}
+    config = RunConfig(trace="x", cluster=cluster(speculation))
+    object.__setattr__(config, "runtime", config.runtime.__class__(**runtime))  # type: ignore[arg-type]
+    with pytest.raises(EngineSetupError, match=said):
+        check_available(config)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("mtp:3", "qwen3-8b has no head for mtp: take ngram or eagle3"),
+        ("ngram:3", "state it, as ngram:3:0.5/0.3/0.2"),
+        ("eagle3:3:0.9/0.8/0.7/0.6", "4 values for 3 drafts"),
+        ("eagle3:17", "17 drafts are not 0 to 16"),
+        ("eagle3:1-8=2,4-9=1", "overlaps"),
+        ("eagle3:2-8=2", "begin at 1"),
+        ("ngram:3:1.5", "is no chance"),
+        ("always", "is not off, best or METHOD:DRAFTS"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(
+    refused: Refused, trace: Path, setting: str, said: str
+):
+    assert said in refused("compare", trace, *ON, "--speculation", setting)
+
+
+def test_best_is_refused_where_only_n_grams_are_left():
+    with pytest.raises(ConfigError, match=r"ngram:best:0\.5/0\.3/0\.2"):
+        speculations("minimax-m2.5", "best")
+
+
+def test_a_drafter_that_leaves_no_kv_is_refused():
+    tight = cluster("eagle3:3")
+    profile = load_profiles(tight).classes[0].profile
+    assert (
+        profile.at(1).kv_capacity_tokens
+        < load_profiles(cluster("off")).only.at(1).kv_capacity_tokens
+    )
+    large = Drafter(reject_s_per_token=0.0, weight_bytes=60e9)
+    with pytest.raises(ProfileError, match=r"the drafter .* leaves no room for KV"):
+        with_drafter(profile, large).at(1)
+
+
+def test_acceptance_that_rises_is_warned_of(heddle: Heddle, trace: Path):
+    result = heddle("compare", trace, *ON, "--speculation", "eagle3:2:0.5/0.6", *REPORTLESS)
+    assert result.exit_code == 0
+    assert "Warning: acceptance rises" in result.stderr
