@@ -158,6 +158,11 @@ class ContinuousBatch:
         self._prompts.clear()
         self._epoch += 1
 
+    def take_weights(self, version: int) -> None:
+        """Other weights, of this version; at a boundary."""
+        if self._drafted is not None:
+            self._drafted.take_weights(version)
+
     def clear(self) -> None:
         """Lose everything but the counters."""
         self.running_steps = 0

@@ -107,7 +107,9 @@ def drafts_on(profile: Profile, tp: int, speculation: Speculation, drafter: Draf
     )
 
 
-def drafted_table(profile: Profile, tp: int, drafts: Drafts, *, max_batch: int) -> LatencyTable:
+def drafted_table(
+    profile: Profile, tp: int, drafts: Drafts, *, max_batch: int, decay: float = 0.0
+) -> LatencyTable:
     """Return the ground truth of engines that draft, for batches up to `max_batch`."""
     most = drafts.speculation.most_drafts
     table = profile.table(tp, max_batch=max_batch * (most + 1))
@@ -127,6 +129,7 @@ def drafted_table(profile: Profile, tp: int, drafts: Drafts, *, max_batch: int) 
         prefill_knots_s=tuple(prefills * seconds for seconds in table.prefill_knots_s),
         drafting=Drafting(
             drafts=by_batch,
+            decay=decay,
             accepted=drafts.accepted,
             base_s={
                 count: [base_s(count, batch) for batch in range(max_batch + 1)]

@@ -20,7 +20,7 @@ Blocks hold the context and the `K` drafts that are verified; those that it has 
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import NormalDist
 from typing import Final
@@ -45,6 +45,13 @@ class Drafting:
     """The chance that the first 1, 2, ... drafts are all accepted; as many as there are drafts."""
     base_s: Mapping[int, Sequence[float]]
     """By drafts of each sequence, then by sequences: seconds of an iteration without context."""
+    decay: float = 0.0
+    """Share of the acceptance that is lost with each version of the weights."""
+
+    def after(self, version: int) -> "Drafting":
+        """Return the same with the acceptance at a version of the weights; the first is 0."""
+        kept = (1.0 - self.decay) ** version
+        return replace(self, accepted=[kept * chance for chance in self.accepted])
 
     @property
     def most_drafts(self) -> int:
@@ -89,7 +96,7 @@ class DraftedBatch(DecodeBatch):
     tokens times `ONE`.
     """
 
-    __slots__ = ("_base_of", "_context", "_rate", "drafting")
+    __slots__ = ("_base_of", "_context", "_fresh", "_rate", "drafting")
 
     def __init__(
         self,
@@ -101,6 +108,7 @@ class DraftedBatch(DecodeBatch):
         """`base_s` are those of `drafting` at the engine's speed."""
         super().__init__(base_s[0], per_context_s, block_size)
         self.drafting = drafting
+        self._fresh = drafting
         self._base_of = base_s
         self._context = 0
         """Context of all at the next iteration, times `ONE`."""
@@ -110,10 +118,19 @@ class DraftedBatch(DecodeBatch):
     def propose(self, sequences: int) -> None:
         """The iteration before computed so many sequences: draft as many tokens as follow."""
         drafts = self.drafting.drafts[sequences]
-        if drafts == self.drafts:
-            return
-        self.drafts = drafts
-        self._base_s = self._base_of[drafts]
+        if drafts != self.drafts:
+            self.drafts = drafts
+            self._base_s = self._base_of[drafts]
+            self._set_rates()
+
+    def take_weights(self, version: int) -> None:
+        """Accept what a drafter does that was made for the weights of version 0."""
+        if self._fresh.decay:
+            self.drafting = self._fresh.after(version)
+            self._set_rates()
+
+    def _set_rates(self) -> None:
+        """Let every request go on at the rate that it has now."""
         requests = self._requests
         done, self._rate = self.iterations, 0
         for request in requests:

@@ -254,6 +254,10 @@ class SimEngine:
             self._host.store.clear()
         self._reconsider_waiting()
 
+    def take_weights(self, version: int) -> None:
+        """Take weights of this version: a frozen drafter fits them less."""
+        self._batch.take_weights(version)
+
     def pause(self) -> None:
         """Begin no iteration after the one that runs now; steps stay, and may be started."""
         self._paused = True

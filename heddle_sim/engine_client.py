@@ -194,6 +194,10 @@ class SimEngineClient:
         if self._model is not None:
             self._alive().pause()
 
+    def take_weights(self, version: int) -> None:
+        if self._model is not None:
+            self._alive().take_weights(version)
+
     def resume(self) -> None:
         if self._model is not None:
             self._alive().resume()

@@ -213,6 +213,7 @@ class SimulatedServices:
             return
         if not command.keep_kv:
             engine.flush_kv()
+        engine.take_weights(command.version)
         engine.resume()
         then(command)
 

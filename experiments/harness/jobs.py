@@ -67,7 +67,7 @@ class Job:
         if not self.cluster.pool:
             del plain["cluster"]["pool"]
         if self.cluster.speculation == "off":
-            del plain["cluster"]["speculation"]
+            del plain["cluster"]["speculation"], plain["cluster"]["acceptance_decay"]
         if self.cluster.host_kv == "none":
             for name in ("host_kv", "host_kv_gib", "host_kv_gb_per_s"):
                 del plain["cluster"][name]

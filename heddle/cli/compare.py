@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.comparison.compare import Comparison
     from heddle.comparison.tuning import Choice
-    from heddle.config import RunConfig
 
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles", "policy.parts")
 POLICIES: Final = "verl,slime,heddle"
@@ -55,7 +54,7 @@ def compare(
     """Replay a trace under several policies on the same cluster and put the results side by side.
 
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
-    policy. With several seeds, the spread is the 95 % confidence interval of the mean.
+    policy; the spread of several is the 95 % confidence interval of the mean.
 
     One policy with one seed is a run, and all its figures are printed. In place of a trace, LOGS
     of one format (`heddle trace import` lists them) are imported, and a rollout is drawn from them
@@ -68,7 +67,7 @@ def compare(
     that are tried.
 
     With --speculation best, or METHOD:best[:ACCEPTANCE], every policy runs without drafts, with 1
-    to 4, and with a schedule by batch size; the table has its best.
+    to 4, and with a schedule.
 
     With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
     that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
@@ -86,8 +85,7 @@ def compare(
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     parts = "policy.parts" in swept
-    listed = policies if policies is not None or parts else POLICIES
-    names = [name.strip() for name in (listed or "").split(",") if name.strip()]
+    names = _named(policies if policies is not None or parts else POLICIES)
     tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
     best_roles = "cluster.roles" in swept
     options["tp"] = one_tp(options["tp"])
@@ -103,12 +101,10 @@ def compare(
             tps=tps,
             slots=slots,
             speculation=speculation,
-            objective=config.plan.objective or "makespan",
             roles=best_roles,
             seeds=seeds,
             out=folder,
             jobs=jobs,
-            executor=config.runtime.executor,
             config_text=text,
         )
     warn_of_few(result)
@@ -116,8 +112,12 @@ def compare(
     _finish(folder, config.report.page, as_json=as_json)
 
 
+def _named(policies: str | None) -> list[str]:
+    return [name.strip() for name in (policies or "").split(",") if name.strip()]
+
+
 def _compared(
-    config: "RunConfig", policies: Sequence[str], *, out: Path, **given: Any
+    config: "Config", policies: Sequence[str], *, out: Path, **given: Any
 ) -> "Comparison":
     """Compare with progress on a terminal; write the index of the folder `out`."""
     from heddle.cli.progress import progress
@@ -126,7 +126,15 @@ def _compared(
 
     with progress("reading", "trajectories") as bar:
         on_progress = partial(_show_progress, bar) if bar.seen else None
-        result = compared(config, policies, out=out, on_progress=on_progress, **given)
+        result = compared(
+            config,
+            policies,
+            out=out,
+            objective=config.plan.objective or "makespan",
+            executor=config.runtime.executor,
+            on_progress=on_progress,
+            **given,
+        )
     write_index(out, result.plain())
     return result
 

@@ -86,6 +86,9 @@ class ClusterConfig:
     speculation: str = NO_SPECULATION
     """Speculative decoding of every engine: `off`, or ``METHOD:DRAFTS[:ACCEPTANCE]`` as
     ``mtp:3:0.886/0.770/0.663``; see docs/speculation.md."""
+    acceptance_decay: Annotated[float, Bounds(0, below=1)] = 0.0
+    """Share of the acceptance that a loop loses with each version of the weights, where the drafter
+    is frozen. 0 as published for steps 0 to 36 (marin#9114); elsewhere it falls."""
     tool_capacity: Annotated[int | None, Bounds(1, 1_000_000_000, none="no limit")] = None
     """Tool calls that run at once in the whole cluster; more wait. None: no limit."""
     tool_pools: tuple[str, ...] = ()

@@ -51,7 +51,8 @@ class ClassProfile:
         drafts = self.drafts(tp)
         if drafts is None:
             return self.profile.table(tp, max_batch=max_batch)
-        return drafted_table(self.profile, tp, drafts, max_batch=max_batch)
+        decay = self.cluster.acceptance_decay
+        return drafted_table(self.profile, tp, drafts, max_batch=max_batch, decay=decay)
 
     def cost_estimate(self, tps: Sequence[int]) -> CostModel:
         """What a policy estimates of engines at these TP degrees."""

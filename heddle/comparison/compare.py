@@ -258,10 +258,7 @@ def compare(
     first, profiles = shared.workload(config), shared.profiles(settings.base)
     prices = prices_for(objective, config.prices, profiles.pools)
     variants = settings.variants(config, policies, shared)
-    bound, ideal = min(
-        (_limits(replace(config, cluster=cluster), shared, seeds) for cluster in settings.planned),
-        key=lambda limits: limits[0].makespan_s,
-    )
+    bound, ideal = _least_limits(config, settings, shared, seeds)
     # By seed first: the trace is filled in once for all policies.
     planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
     configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
@@ -319,6 +316,14 @@ def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | Non
         raise ConfigError(f"seed {first_seed} and {seeds - 1} after it pass {SEED_END - 1}")
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs must be 1 or more, not {jobs}")
+
+
+def _least_limits(
+    config: RunConfig, settings: Tuning, shared: Workspace, seeds: int
+) -> tuple[Bound, Ideal]:
+    """What holds for every setting of speculative decoding."""
+    found = [_limits(replace(config, cluster=each), shared, seeds) for each in settings.planned]
+    return min(found, key=lambda limits: limits[0].makespan_s)
 
 
 def _limits(config: RunConfig, shared: Workspace, seeds: int) -> tuple[Bound, Ideal]:

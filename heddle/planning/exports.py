@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from heddle.cluster.drafters import methods_of
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
+from heddle.planning.exported_drafts import other_frameworks, speculative_config
 from heddle.planning.plan import Planned
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED, needs_oracle
 from heddle_core.ids import EngineShape
@@ -223,7 +223,7 @@ def _vllm(plan: Planned, path: Path) -> dict[Path, str]:
         "Further options go to every `vllm serve`. Logs: $LOGS, by default this folder.",
         "vLLM requires a key from clients if VLLM_API_KEY is set.",
     ]
-    about += _other_frameworks(plan)
+    about += other_frameworks(plan)
     lines = ["#!/usr/bin/env bash", *_comments(about), "set -euo pipefail"]
     lines += [f"usage() {{ echo {shlex.quote(f'usage: {usage}')} >&2; exit 2; }}"]
     lines += ['[ -n "${MODEL:-}" ] || usage']
@@ -265,44 +265,6 @@ def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
         "--enable-prompt-tokens-details",
         *("--scheduling-policy", "priority"),
         *(() if drafts is None else ("--speculative-config", json.dumps(drafts))),
-    ]
-
-
-def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] | None:
-    """vLLM's `speculative_config` for engines of a shape; None without drafts."""
-    drafts = plan.profiles.of(shape.gpu).drafts(shape.tp)
-    if drafts is None:
-        return None
-    speculation = drafts.speculation
-    head = methods_of(plan.profiles.model).get(speculation.method, "")
-    return speculation.vllm_config(head)
-
-
-def _other_frameworks(plan: Planned) -> list[str]:
-    """The same drafts as keys of SkyRL and slime, where the plan has some.
-
-    slime's engines are SGLang's, whose number of drafts is one for all batch sizes.
-    """
-    config = speculative_config(plan, max(plan.mix))
-    if config is None:
-        return []
-    pairs = ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items())
-    drafts = int(str(config["num_speculative_tokens"]))
-    algorithm = {"ngram": "NGRAM", "eagle3": "EAGLE3"}.get(str(config["method"]), "EAGLE")
-    options = [
-        f"--sglang-speculative-algorithm {algorithm}",
-        f"--sglang-speculative-num-draft-tokens {drafts + 1}",
-    ]
-    if algorithm != "NGRAM":
-        options[1:1] = [
-            f"--sglang-speculative-num-steps {drafts}",
-            "--sglang-speculative-eagle-topk 1",
-        ]
-    return [
-        "The same drafts in SkyRL:",
-        f"  ++generator.engine_init_kwargs.speculative_config={{{pairs}}}",
-        "In slime, whose engines take one number of drafts for all batch sizes:",
-        f"  {' '.join(options)}",
     ]
 
 

@@ -99,14 +99,34 @@ def test_a_plan_takes_the_drafts_that_it_estimates_to_be_fastest(heddle: Heddle,
 def test_a_loop_tries_drafts_and_trains_an_mtp_head_for_longer(heddle: Heddle, trace: Path):
     loop = (
         *("loop", trace, "--regimes", "sync", "--model", "deepseek-v3", "--gpu", "h200"),
-        *("--gpus", 32, "--tp", 8, "--set", "loop.train_gpus=16", "--set", "loop.batches=2"),
-        *("--set", "loop.groups=1", "--set", "loop.samples=2", "--json"),
+        *("--gpus", 144, "--tp", 8, "--set", "loop.train_gpus=128", "--set", "loop.batches=3"),
+        *("--set", "loop.groups=1", "--set", "loop.samples=2", "--json", "--speculation"),
     )
-    result = heddle(*loop, "--speculation", "mtp:best:0.8/0.6")
-    if result.exit_code:
-        pytest.skip(f"no trainer of that model: {result.stderr}")
+    result = heddle(*loop, "mtp:best:0.8/0.6")
+    assert result.exit_code == 0, result.output
     tried = json.loads(result.stdout)["tried"]
     assert [row.get("speculation", "off") for row in tried][:2] == ["off", "mtp:1:0.8"]
+    trained, frozen = (
+        json.loads(heddle(*loop, "mtp:1:0.8", "--set", f"loop.drafter_training={share}").stdout)
+        for share in (0.5, 0)
+    )
+    seconds = [each["regimes"][0]["split_s"]["training"] for each in (trained, frozen)]
+    assert seconds[0] == pytest.approx(1.5 * seconds[1], rel=0.2)
+    assert seconds[0] > seconds[1]
+
+
+def test_a_frozen_drafter_slows_a_loop_down(heddle: Heddle, trace: Path):
+    loop = (
+        *("loop", trace, "--regimes", "sync", "--model", "qwen3-8b", "--gpus", 8, "--json"),
+        *("--set", "loop.train_gpus=4", "--set", "loop.batches=5", "--set", "loop.repeat=true"),
+        *("--set", "loop.groups=1", "--set", "loop.samples=2", "--speculation", "eagle3:2:0.9/0.8"),
+    )
+    kept, lost = (
+        json.loads(heddle(*loop, "--set", f"cluster.acceptance_decay={decay}").stdout)
+        for decay in (0, 0.5)
+    )
+    rollout_s = [each["regimes"][0]["split_s"]["rollout"] for each in (kept, lost)]
+    assert rollout_s[1] > 1.1 * rollout_s[0]
 
 
 def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):

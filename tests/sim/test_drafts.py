@@ -48,3 +48,9 @@ def test_a_rate_stays_between_no_draft_and_all() -> None:
 def test_a_step_draws_the_same_every_time_and_another_one_differs() -> None:
     assert draw_of("t1", 100) == draw_of("t1", 100)
     assert draw_of("t1", 100) != draw_of("t1", 101)
+
+
+def test_acceptance_decays_with_versions_of_the_weights() -> None:
+    frozen = Drafting(drafts=[0, 2], accepted=(0.8, 0.6), base_s={}, decay=0.5)
+    assert frozen.after(0).mean_tokens(2) == pytest.approx(2.4)
+    assert frozen.after(2).mean_tokens(2) == pytest.approx(1.0 + 1.4 / 4.0)

@@ -1,0 +1,49 @@
+"""Speculative decoding of a plan's engines, as vLLM, SkyRL and slime name it.
+
+Keys of 2026: vLLM's `speculative_config`, which verl (`engine_kwargs.vllm`) and SkyRL
+(`engine_init_kwargs`) pass on; slime's options of SGLang.
+"""
+
+import json
+
+from heddle.cluster.drafters import methods_of
+from heddle.planning.plan import Planned
+from heddle_core.ids import EngineShape
+
+
+def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] | None:
+    """vLLM's `speculative_config` for engines of a shape; None without drafts."""
+    drafts = plan.profiles.of(shape.gpu).drafts(shape.tp)
+    if drafts is None:
+        return None
+    speculation = drafts.speculation
+    head = methods_of(plan.profiles.model).get(speculation.method, "")
+    return speculation.vllm_config(head)
+
+
+def other_frameworks(plan: Planned) -> list[str]:
+    """The same drafts as keys of SkyRL and slime, where the plan has some.
+
+    slime's engines are SGLang's, whose number of drafts is one for all batch sizes.
+    """
+    config = speculative_config(plan, max(plan.mix))
+    if config is None:
+        return []
+    pairs = ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items())
+    drafts = int(str(config["num_speculative_tokens"]))
+    algorithm = {"ngram": "NGRAM", "eagle3": "EAGLE3"}.get(str(config["method"]), "EAGLE")
+    options = [
+        f"--sglang-speculative-algorithm {algorithm}",
+        f"--sglang-speculative-num-draft-tokens {drafts + 1}",
+    ]
+    if algorithm != "NGRAM":
+        options[1:1] = [
+            f"--sglang-speculative-num-steps {drafts}",
+            "--sglang-speculative-eagle-topk 1",
+        ]
+    return [
+        "The same drafts in SkyRL:",
+        f"  ++generator.engine_init_kwargs.speculative_config={{{pairs}}}",
+        "In slime, whose engines take one number of drafts for all batch sizes:",
+        f"  {' '.join(options)}",
+    ]
