@@ -66,15 +66,14 @@ def compare(
     cluster.tp=best, all degrees that fit. Policies with a planner run once, with the most steps
     that are tried.
 
-    With --speculation best, or METHOD:best[:ACCEPTANCE], every policy runs without drafts, with 1
-    to 4, and with a schedule.
+    --speculation best, or METHOD:best[:ACCEPTANCE], tries no drafts, 1 to 4, and a schedule.
 
     With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
     that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
     of its own.
 
-    With --sweep policy.parts=waterfall one baseline runs at every TP degree, then with the parts of
-    heddle, added one after the other. report.figure names a file to draw it into.
+    --sweep policy.parts=waterfall runs one baseline, then adds the parts of heddle one by one.
+    report.figure names a file to draw it into.
 
     A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
     place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
