@@ -64,6 +64,9 @@ class RuntimeConfig:
     drafter: str = ""
     """Folder of the head or model that makes drafts, for cluster.speculation of `eagle3` or
     `draft_model`."""
+    text: str = ""
+    """File of text (*.gz too) that prompts of `heddle run` are taken from, in place of drawn
+    tokens: by the model's tokenizer, or as bytes where it has none."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: Annotated[float, Bounds(above=0, most=1e6)] = 1.0

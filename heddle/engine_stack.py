@@ -1,6 +1,8 @@
 """The engines of a run, whichever they are: launcher, clock, solver and tokens."""
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError
 from heddle.engines import facts_of, open_vllm
 from heddle.executor import Worker
 from heddle.ray.engines import RayEngines
@@ -116,9 +119,39 @@ def model_stack(
 ) -> EngineStack:
     """Engines that run a model on tokens made up here."""
     model = read_model(config.runtime.model_dir, weights=False)
-    tokens = TokenSource(model.vocabulary, seed=config.seed)
+    text = text_ids(config.runtime.text, Path(config.runtime.model_dir), model.vocabulary)
+    tokens = TokenSource(model.vocabulary, seed=config.seed, text=text)
     scale = config.runtime.time_scale
     return EngineStack(clock, launcher, ProcessSolver(), tokens, scale, **facts)
+
+
+FIRST_BYTE_ID = 3
+"""Past the special tokens of most models."""
+
+
+def text_ids(file: str, model_dir: Path, vocabulary: int) -> list[int]:
+    """Token ids of a file of text; none where no file is named.
+
+    Raises:
+        ConfigError: the file cannot be read, or is empty.
+    """
+    if not file:
+        return []
+    try:
+        text = Path(file).read_bytes()
+        if file.endswith(".gz"):
+            text = gzip.decompress(text)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"runtime.text = {file}: cannot be read: {error}") from None
+    if not text:
+        raise ConfigError(f"runtime.text = {file}: is empty: name a file of text")
+    tokenizer = model_dir / "tokenizer.json"
+    if not tokenizer.is_file():
+        return [FIRST_BYTE_ID + byte % (vocabulary - FIRST_BYTE_ID) for byte in text]
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(tokenizer)).encode(text.decode(errors="replace")).ids
+    return ids
 
 
 class ProcessSolver:

@@ -22,8 +22,11 @@ class TokenSource:
     with real agents.
     """
 
-    def __init__(self, vocabulary: int, *, seed: int = 0, first_id: int = 3) -> None:
-        """Ids are from `first_id` on, past the special tokens of most models.
+    def __init__(
+        self, vocabulary: int, *, seed: int = 0, first_id: int = 3, text: Sequence[int] = ()
+    ) -> None:
+        """Ids are from `first_id` on, past the special tokens of most models; or stretches of the
+        ids of a `text`, which drafts by n-grams need.
 
         Raises:
             ValueError: a vocabulary without ordinary tokens.
@@ -33,10 +36,15 @@ class TokenSource:
                 f"a vocabulary of {vocabulary} tokens has none from {first_id} on to draw from"
             )
         self._vocabulary, self._seed, self._first_id = vocabulary, seed, first_id
+        self._text = text
 
     def ids(self, name: str, count: int) -> list[int]:
         """Return `count` ids; a longer answer for the same name begins with the shorter one."""
         digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        text = self._text
+        if text:
+            start = int.from_bytes(digest[:8], "little") % len(text)
+            return [text[(start + i) % len(text)] for i in range(count)]
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
         drawn: list[int] = rng.integers(self._first_id, self._vocabulary, size=count).tolist()
         return drawn

@@ -63,6 +63,8 @@ class Drafts:
     """Host time that the target's table has for each sequence, and verified drafts have not."""
     accepted: tuple[float, ...]
     """The chance that the first 1, 2, ... drafts are all accepted, for all drafts."""
+    in_tables: bool = False
+    """Whether the profile's engines were measured with drafts, so that nothing is added."""
 
     def mean_tokens(self, drafts: int) -> float:
         """Tokens by which a sequence advances in an iteration, in the mean."""
@@ -70,6 +72,8 @@ class Drafts:
 
     def added_s(self, drafts: int, batch: int) -> float:
         """Seconds of an iteration beside verifying: drafting, rejecting, less host time."""
+        if self.in_tables:
+            return 0.0
         passes, drafter = max(drafts, 1), self.drafter
         seconds = passes * (self.pass_s + 2 * batch * self.sequence_pass_s)
         if drafts:
@@ -89,14 +93,16 @@ def drafts_on(profile: Profile, tp: int, speculation: Speculation, drafter: Draf
     if speculation.accepted is None:
         raise SpeculationError(f"{speculation} does not say what is accepted")
     roofline, ranks = profile.roofline, profile.attention_dp
-    if roofline is None:
+    share = read_s = 0.0
+    if roofline is not None:
+        share = drafter.read_bytes / roofline.weights_read_bytes
+        read_s = drafter.read_bytes / (tp * ranks * roofline.bandwidth_bytes_per_s)
+    elif drafter.read_bytes:
         raise ProfileError(
             f"{profile.model} on {profile.gpu} states no peak bandwidth, which the time of a "
             "drafter follows from: make its profile again, or leave speculation off"
         )
     prefill = profile.table(tp, max_batch=1)
-    share = drafter.read_bytes / roofline.weights_read_bytes
-    read_s = drafter.read_bytes / (tp * ranks * roofline.bandwidth_bytes_per_s)
     return Drafts(
         speculation=speculation,
         drafter=replace(drafter, reject_s_per_token=drafter.reject_s_per_token / ranks),
@@ -104,7 +110,14 @@ def drafts_on(profile: Profile, tp: int, speculation: Speculation, drafter: Draf
         sequence_pass_s=share * _prefill_slope_s(prefill),
         host_per_running_s=profile.host.per_running_s / ranks,
         accepted=extended(speculation.accepted, speculation.most_drafts),
+        in_tables=measured_with_drafts(profile),
     )
+
+
+def measured_with_drafts(profile: Profile) -> bool:
+    """Whether a profile is of engines that `heddle profile measure` started with drafts."""
+    settings = (profile.conditions or {}).get("settings") or {}
+    return settings.get("speculative") is not None
 
 
 def drafted_table(
@@ -117,7 +130,7 @@ def drafted_table(
     slope_s = _prefill_slope_s(table)
 
     def base_s(count: int, batch: int) -> float:
-        verified = batch * (count + 1)
+        verified = batch if drafts.in_tables else batch * (count + 1)
         beyond = max(0, verified - known)
         seconds = max(table.base_s[verified], table.base_s[verified - beyond] + beyond * slope_s)
         return seconds + drafts.added_s(count, batch)

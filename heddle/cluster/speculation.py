@@ -48,7 +48,7 @@ def token_s(cost: StepCost, drafts: Drafts, count: int, batch: int, context: int
 
     `cost` is of engines without drafts.
     """
-    verified = batch * (count + 1)
+    verified = batch if drafts.in_tables else batch * (count + 1)
     seconds = cost.iteration_s(verified, batch * context)
     # Beyond what was measured, a token costs no less than one of a prefill.
     seconds += max(0, verified - KNOWN_BATCH) * max(0.0, cost.prefill_s - cost.t1_s)
