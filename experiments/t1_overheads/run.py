@@ -70,7 +70,7 @@ def measure(context: Context) -> Measured:
             "prediction": predictions,
             **{f"migration_{w}": of_14b(w, "migration_s") for w in WORKLOADS},
             "math_tool_over_migration": exactly(
-                of_14b("math", "tool_s").mean / of_14b("math", "migration_s").mean
+                of_14b("math", "tool_s").mean / (of_14b("math", "migration_s").mean or inf)
             ),
         },
         data={
