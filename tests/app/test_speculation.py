@@ -8,6 +8,7 @@ import pytest
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import load_profiles
+from heddle.comparison.compare import compare
 from heddle.comparison.tuning import speculations
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
@@ -15,6 +16,7 @@ from heddle.engines import check_available, speculative_config
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.drafted_tables import Drafter, with_drafter
 from heddle_sim.profile_files import ProfileError
+from heddle_trace import synth, write_trace
 from tests.app.journals import Heddle
 
 PUBLISHED = "eagle3:3:0.886/0.770/0.663"
@@ -206,3 +208,21 @@ def test_acceptance_that_rises_is_warned_of(heddle: Heddle, trace: Path):
     result = heddle("compare", trace, *ON, "--speculation", "eagle3:2:0.5/0.6", *REPORTLESS)
     assert result.exit_code == 0
     assert "Warning: acceptance rises" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["coding", "search", "math"])
+def test_heddle_is_not_behind_verl_because_of_drafts(workload: str, tmp_path: Path):
+    path = tmp_path / "rollout.jsonl.gz"
+    write_trace(path, synth(workload, 256, 5, 16))
+
+    def over_verl(speculation: str) -> float:
+        """Makespan of verl at its best TP degree over that of heddle."""
+        config = RunConfig(trace=str(path), cluster=cluster(speculation, gpus=8))
+        found = compare(config, ["verl", "heddle"], tps="best", out=tmp_path / "runs", jobs=1)
+        verl, heddle = (row.makespan_s.mean for row in found.best)
+        return verl / heddle
+
+    least = 0.98 * min(1.0, over_verl("off"))
+    assert over_verl(PUBLISHED) >= least
+    assert over_verl("eagle3:schedule:0.886/0.770/0.663") >= least
