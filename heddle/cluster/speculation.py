@@ -46,13 +46,25 @@ def drafts_of(profile: Profile, tp: int, speculation: Speculation, max_running: 
 def token_s(cost: StepCost, drafts: Drafts, count: int, batch: int, context: int) -> float:
     """Estimated seconds of a token of each of `batch` sequences that have `count` drafts each.
 
-    `cost` is of engines without drafts.
+    `cost` is of engines without drafts. A verified draft adds what a sequence does, less the host's
+    time, but no more than a token of a prefill; and so much where a batch is beyond what was
+    measured, unless the model has experts, whose prefills are mostly reading.
     """
-    verified = batch if drafts.in_tables else batch * (count + 1)
-    seconds = cost.iteration_s(verified, batch * context)
-    # Beyond what was measured, a token costs no less than one of a prefill.
-    seconds += max(0, verified - KNOWN_BATCH) * max(0.0, cost.prefill_s - cost.t1_s)
-    return (seconds + drafts.added_s(count, batch)) / drafts.mean_tokens(count)
+    seconds = cost.iteration_s(batch, batch * context)
+    if not drafts.in_tables:
+        verified = batch * (count + 1)
+        beyond = max(0, verified - KNOWN_BATCH)
+        filling, t1_s = cost.filling, cost.t1_s
+        if filling is not None:
+            filled = min(verified, filling.knee) - min(batch, filling.knee)
+            seconds += filling.fill_s * filled
+            t1_s = filling.t1_s
+            beyond = 0
+        each_s = min(max(t1_s - drafts.host_per_running_s, 0.0), cost.prefill_s)
+        seconds += batch * count * each_s
+        seconds += beyond * (cost.prefill_s - each_s)
+        seconds += drafts.added_s(count, batch) + drafts.host_per_running_s * batch * count
+    return seconds / drafts.mean_tokens(count)
 
 
 def _fastest(cost: StepCost, drafts: Drafts, max_running: int) -> tuple[tuple[int, int, int], ...]:
