@@ -232,6 +232,8 @@ class ContinuousBatch:
         if request.finish >= 0:
             self.used_blocks -= self.decoding.held(request)
             kv_tokens = self.decoding.leave(request)
+            if self._drafted is not None:
+                self.decoded_tokens += request.made_tokens - request.joined_tokens
         else:
             kv_tokens = request.computed_tokens
             self.used_blocks -= -(-kv_tokens // block_size)

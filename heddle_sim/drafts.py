@@ -16,6 +16,7 @@ context, so that it is the same under every policy. Rates are
 whole numbers of 2^-20 tokens, so that leaps and single iterations agree to the token.
 
 Blocks hold the context and the `K` drafts that are verified; those that it has stay with a step.
+They are counted over the batch once for each leap; all else is a sum that is kept.
 """
 
 from bisect import bisect_left
@@ -96,7 +97,17 @@ class DraftedBatch(DecodeBatch):
     tokens times `ONE`.
     """
 
-    __slots__ = ("_base_of", "_context", "_fresh", "_rate", "drafting")
+    __slots__ = (
+        "_base_of",
+        "_context",
+        "_due_blocks",
+        "_due_of",
+        "_fresh",
+        "_most_rate",
+        "_rate",
+        "_total_held",
+        "drafting",
+    )
 
     def __init__(
         self,
@@ -114,11 +125,18 @@ class DraftedBatch(DecodeBatch):
         """Context of all at the next iteration, times `ONE`."""
         self._rate = 0
         """Sum of the rates."""
+        self._total_held = 0
+        """Blocks of all, after the iterations that are over."""
+        self._most_rate = (drafting.most_drafts + 1) * ONE
+        self._due_of = (-1, 0)
+        self._due_blocks = 0
+        """Blocks that are due for `_due_of`: iterations over, and iterations to come."""
 
     def propose(self, sequences: int) -> None:
         """The iteration before computed so many sequences: draft as many tokens as follow."""
         drafts = self.drafting.drafts[sequences]
         if drafts != self.drafts:
+            self._keep_blocks()
             self.drafts = drafts
             self._base_s = self._base_of[drafts]
             self._set_rates()
@@ -126,8 +144,15 @@ class DraftedBatch(DecodeBatch):
     def take_weights(self, version: int) -> None:
         """Accept what a drafter does that was made for the weights of version 0."""
         if self._fresh.decay:
+            self._keep_blocks()
             self.drafting = self._fresh.after(version)
             self._set_rates()
+
+    def _keep_blocks(self) -> None:
+        """Note the blocks of each, which they keep when others are needed."""
+        for request in self._requests:
+            request.held, request.held_at = self.held(request), self.iterations
+        self._due_of = (-1, 0)
 
     def _set_rates(self) -> None:
         """Let every request go on at the rate that it has now."""
@@ -155,22 +180,27 @@ class DraftedBatch(DecodeBatch):
     def join(self, request: Request) -> None:
         """Add a request whose prefill is done and whose last token has no KV yet."""
         tokens = request.prompt_tokens + request.made_tokens
+        request.joined_tokens, request.held_at = request.made_tokens, self.iterations
         request.draw = draw_of(
             request.context.trajectory, request.prompt_tokens + request.output_tokens
         )
         self._set_rate(request, tokens << SHIFT)
+        self._due_of = (-1, 0)
         request.held = -(-(tokens - 1) // self._block_size)
         place = bisect_left(self._ends, -request.finish)
         self._ends.insert(place, -request.finish)
         self._requests.insert(place, request)
         self.first_end = -self._ends[-1]
         self.size += 1
+        self._total_held += request.held
         self._context += tokens << SHIFT
 
     def leave(self, request: Request) -> int:
         """Take a request out, its token count brought up to date; returns its tokens of KV."""
         place = self._requests.index(request, bisect_left(self._ends, -request.finish))
         del self._requests[place], self._ends[place]
+        self._total_held -= self.held(request)
+        self._due_of = (-1, 0)
         self.first_end = -self._ends[-1] if self._ends else NEVER
         request.made_tokens = self.made(request, self.iterations)
         self._context -= request.offset_tokens + request.rate * self.iterations
@@ -186,7 +216,9 @@ class DraftedBatch(DecodeBatch):
 
     def held(self, request: Request) -> int:
         """Blocks that a request holds."""
-        return request.held
+        if request.held_at == self.iterations:
+            return request.held
+        return max(request.held, self._needs(request, self.iterations - 1))
 
     @property
     def tokens(self) -> int:
@@ -203,7 +235,7 @@ class DraftedBatch(DecodeBatch):
 
     def blocks_needed(self, request: Request) -> int:
         """Blocks that the request takes in the next iteration."""
-        return max(0, self._needs(request, self.iterations) - request.held)
+        return max(0, self._needs(request, self.iterations) - self.held(request))
 
     def may_be_short(self, free_blocks: int) -> bool:
         """Whether the next iteration may need more than `free_blocks`; counting them decides."""
@@ -211,25 +243,34 @@ class DraftedBatch(DecodeBatch):
 
     def blocks_due(self, iterations: int) -> int:
         """KV blocks that the next `iterations` take."""
-        last, due = self.iterations + iterations - 1, 0
+        if self._due_of != (self.iterations, iterations):
+            self._due_of = (self.iterations, iterations)
+            self._due_blocks = self._blocks(self.iterations + iterations - 1) - self._total_held
+        return self._due_blocks
+
+    def _blocks(self, last: int) -> int:
+        """Blocks of all in the iteration after `last` of the engine."""
+        drafts, block_size, blocks = self.drafts, self._block_size, 0
         for request in self._requests:
-            needed = self._needs(request, last) - request.held
-            if needed > 0:
-                due += needed
-        return due
+            tokens = ((request.offset_tokens + request.rate * last) >> SHIFT) + drafts
+            end = request.prompt_tokens + request.output_tokens
+            if tokens > end:
+                tokens = end
+            needed = -(-tokens // block_size)
+            blocks += needed if needed > request.held else request.held
+        return blocks
 
     def advance(self, iterations: int) -> int:
-        """Account for iterations that are over; returns the tokens that they made."""
-        done = self.iterations
-        last, made = done + iterations - 1, 0
-        for request in self._requests:
-            needed = self._needs(request, last)
-            if needed > request.held:
-                request.held = needed
-            made += self.made(request, done + iterations) - self.made(request, done)
+        """Account for iterations that are over. Returns no tokens: `leave` counts them."""
+        self._total_held += self.blocks_due(iterations)
         self.iterations += iterations
         self._context += self._rate * iterations
-        return made
+        return 0
+
+    def unreported(self) -> int:
+        """Tokens made by those that decode, which `advance` has not returned."""
+        done = self.iterations
+        return sum(self.made(request, done) - request.joined_tokens for request in self._requests)
 
     def iteration_s(self) -> float:
         """Seconds of the next iteration, its decode part."""
@@ -242,7 +283,9 @@ class DraftedBatch(DecodeBatch):
         iterations = self.first_end - self.iterations
         if not self.may_leap():
             iterations = 1
-        elif self.blocks_due(iterations) > free_blocks:
+        # More than each can need, so that few leaps have to count.
+        most = (iterations * self._most_rate // self._block_size >> SHIFT) + 2
+        if size * most > free_blocks and self.blocks_due(iterations) > free_blocks:
             iterations = self._within(iterations, free_blocks)
         per_context_s = self._per_context_s[size]
         self._growth_s = growth_s = 0.5 * per_context_s * (self._rate / ONE)

@@ -351,7 +351,7 @@ class SimEngine:
     @property
     def decoded_tokens(self) -> int:
         """Output tokens made, as of the last batch change."""
-        return self._batch.decoded_tokens
+        return self._batch.decoded_tokens + self._batch.decoding.unreported()
 
     @property
     def prefilled_tokens(self) -> int:

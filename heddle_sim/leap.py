@@ -146,6 +146,10 @@ class DecodeBatch:
         self.context_tokens += made
         return made
 
+    def unreported(self) -> int:
+        """Tokens that were made and that `advance` has not returned."""
+        return 0
+
     def iteration_s(self) -> float:
         """Seconds of the next iteration, its decode part."""
         size = self.size

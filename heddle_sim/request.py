@@ -65,6 +65,8 @@ class Request:
         "first_token_s",
         "group",
         "held",
+        "held_at",
+        "joined_tokens",
         "keep_kv",
         "loaded",
         "made_tokens",
@@ -106,7 +108,10 @@ class Request:
         self.draw = 0.0
         """Where steps have drafts: how lucky this one is, of the normal distribution."""
         self.held = 0
-        """The same: its blocks."""
+        """The same: its blocks, when the engine had done `held_at` iterations."""
+        self.held_at = 0
+        self.joined_tokens = 0
+        """The same: tokens that it had made when it began to decode."""
         self.rate = 1
         """The same: by how much it advances in an iteration, as `offset_tokens`."""
         self.offset_tokens = 0
