@@ -1,4 +1,4 @@
-"""S: published points of speculative decoding beside what the model says of them."""
+"""U: published points of speculative decoding beside what the model says of them."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""S2: what speculation brings, and what a policy adds on top: nine cells, every shipped policy.
+"""V: what speculation brings, and what a policy adds on top: nine cells, every shipped policy.
 
 Acceptance is that which SkyRL publishes, assumed for every model: the cells compare policies with
 drafts and without, and say nothing of a head's own acceptance.

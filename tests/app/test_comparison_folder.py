@@ -82,7 +82,7 @@ def test_runs_lists_filters_and_names_pages(heddle: Heddle, trace: Path):
     ]
     assert listed[1]["makespan_s"] == load_run(single).summary["makespan_s"]
     assert sorted(listed[0]["policies"]) == ["slime", "verl"]
-    for filters in (("--policy", "heddle"), ("heddle-s0",), ("--last", 1)):
+    for filters in (("heddle",), ("heddle-s0",), ("--last", 1)):
         (only,) = json.loads(heddle("runs", *filters, "--json").stdout)["runs"]
         assert only["path"] == str(single)
     assert heddle("runs", "compare", "--page").stdout.strip() == str(compared / "report.html")
