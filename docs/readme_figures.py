@@ -1,4 +1,4 @@
-"""Tables of the README and of docs/results.md, from the files that have their figures.
+"""Tables of the README and of pages, from the files that have their figures.
 
     python docs/readme_figures.py [--check]
 
@@ -78,6 +78,30 @@ def claims(outcomes: list[Outcome]) -> str:
     return _table(("", "experiment", "agree", "direction only", "disagree"), rows)
 
 
+def points(outcomes: list[Outcome]) -> str:
+    """Return the published points of speculation beside the model's."""
+    (found,) = (o for o in outcomes if o.expected.figure == "U")
+    rows = [
+        (each.claim.what, f"{each.claim.value or 0.0:g}", each.value.text(), each.verdict)
+        for each in found.judged
+    ]
+    return _table(("", "published", "here", ""), rows)
+
+
+def cells() -> str:
+    """Return makespans of the nine cells of speculation, in seconds."""
+    rows = []
+    for cell, policies in _read("experiments/speculation_cells/measured.json")["data"].items():
+        best = {name: min(kinds.values()) for name, kinds in policies.items()}
+        first = min(best, key=lambda name: best[name])
+        shown = [seconds for name in ("verl", "heddle") for seconds in (*policies[name].values(),)]
+        rows.append((cell, *(f"{s:,.0f}" for s in shown), f"{first}, {best[first]:,.0f}"))
+    kinds = [
+        f"{name} {kind}" for name in ("verl", "heddle") for kind in ("off", "static", "schedule")
+    ]
+    return _table(("", *kinds, "first of all"), rows)
+
+
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -104,9 +128,14 @@ def _read(path: str) -> Any:
 def main(arguments: list[str]) -> int:
     """Write the tables, or check that they are what they would be; 1 if one is not."""
     outcomes = [experiment.outcome() for experiment in experiments()]
-    tables = {"figures": figures(outcomes), "claims": claims(outcomes)}
+    tables = {
+        "figures": figures(outcomes),
+        "claims": claims(outcomes),
+        "points": points(outcomes),
+        "cells": cells(),
+    }
     wrong = 0
-    for name in ("README.md", "docs/results.md"):
+    for name in ("README.md", "docs/results.md", "docs/speculation.md"):
         path = ROOT / name
         text = made = path.read_text(encoding="utf-8")
         for kind, table in tables.items():
