@@ -1,6 +1,7 @@
 """T1: seconds of a tool call, of a prediction and of a migration."""
 
 import time
+from math import inf
 from pathlib import Path
 from typing import Any
 
