@@ -10,7 +10,7 @@ from heddle.config import RunConfig
 from heddle.hardware import hardware
 from heddle.runs.files import version_of
 from heddle_core.ids import EngineId
-from heddle_rollout.speculation import Speculation
+from heddle_rollout.speculation import GROUPED, Speculation
 from heddle_runtime.vllm.checks import EngineSetupError, check_engines, visible_gpus
 from heddle_runtime.vllm.launcher import VllmLauncher
 from heddle_runtime.vllm.settings import VllmSettings
@@ -146,6 +146,11 @@ def check_available(config: RunConfig) -> None:
 
 
 def _check_drafter(speculation: Speculation, drafter: str) -> None:
+    if speculation.method == GROUPED:
+        raise EngineSetupError(
+            f"cluster.speculation = {speculation}: vLLM takes no drafts from other samples: take "
+            "ngram; simulations model grouped drafts"
+        )
     if speculation.is_found:
         raise EngineSetupError(
             f"cluster.speculation = {speculation}: real engines need the drafts themselves: give a "

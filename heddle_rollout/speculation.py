@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-METHODS: Final = ("ngram", "mtp", "eagle3", "draft_model")
-"""vLLM's names."""
+GROUPED: Final = "grouped"
+"""Drafts from other samples of the prompt, as in Seer (arXiv 2511.14617); simulated only."""
+METHODS: Final = ("ngram", "mtp", "eagle3", "draft_model", GROUPED)
+"""vLLM's names, and `GROUPED`."""
 MAX_DRAFTS: Final = 16
 """More than any published set-up has."""
 FORM: Final = "METHOD:DRAFTS[:ACCEPTANCE], such as mtp:3:0.886/0.770/0.663"

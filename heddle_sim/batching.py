@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from heddle_rollout.engines import StepResult
-from heddle_sim.drafts import DraftedBatch
+from heddle_sim.drafts import DraftedBatch, Samples
 from heddle_sim.host_kv import HostLink, Load
 from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
@@ -39,6 +39,7 @@ class ContinuousBatch:
         "_partial",
         "_prefix_caching",
         "_prompts",
+        "_samples",
         "_sequences",
         "_table",
         "_taken",
@@ -65,8 +66,10 @@ class ContinuousBatch:
         prefix_caching: bool,
         speed: float,
         host: HostLink | None,
+        samples: Samples,
     ) -> None:
         self._table = table
+        self._samples = samples
         self._host = host
         self._max_running = max_running
         self._max_batched_tokens = max_batched_tokens
@@ -81,7 +84,7 @@ class ContinuousBatch:
             self.decoding = DecodeBatch(_scaled(table.base_s, speed), per_context_s, block_size)
         else:
             base_s = {k: _scaled(seconds, speed) for k, seconds in drafting.base_s.items()}
-            self._drafted = DraftedBatch(drafting, base_s, per_context_s, block_size)
+            self._drafted = DraftedBatch(drafting, base_s, per_context_s, block_size, samples)
             self.decoding = self._drafted
         self.cache = PrefixCache()
         self._prompts = GroupPrompts()
@@ -212,6 +215,8 @@ class ContinuousBatch:
         while decoding.first_end <= decoding.iterations:
             done = decoding.first()
             self._end_step(done, keep=done.keep_kv)
+            if self._drafted is not None:
+                self._samples.end(done.group, done.context.trajectory)
             self.ended.append(done.result(now_s, finished=True))
 
     def abort(self, request: Request, now_s: float) -> None:

@@ -63,6 +63,8 @@ class Drafts:
     """Host time that the target's table has for each sequence, and verified drafts have not."""
     accepted: tuple[float, ...]
     """The chance that the first 1, 2, ... drafts are all accepted, for all drafts."""
+    by_samples: tuple[tuple[float, ...], ...] = ()
+    """The same after 0, 1, ... other samples of the prompt, where drafts are from these."""
     in_tables: bool = False
     """Whether the profile's engines were measured with drafts, so that nothing is added."""
 
@@ -143,7 +145,8 @@ def drafted_table(
         drafting=Drafting(
             drafts=by_batch,
             decay=decay,
-            accepted=drafts.accepted,
+            by_samples=drafts.by_samples,
+            accepted=drafts.by_samples[-1] if drafts.by_samples else drafts.accepted,
             base_s={
                 count: [base_s(count, batch) for batch in range(max_batch + 1)]
                 for count in {0, *by_batch[1:]}

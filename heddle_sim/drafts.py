@@ -48,11 +48,25 @@ class Drafting:
     """By drafts of each sequence, then by sequences: seconds of an iteration without context."""
     decay: float = 0.0
     """Share of the acceptance that is lost with each version of the weights."""
+    by_samples: Sequence[Sequence[float]] = ()
+    """Where drafts are from other samples of the prompt: `accepted` with 0, 1, ... of them, the
+    last the highest, which is `accepted`. Empty: from elsewhere."""
 
     def after(self, version: int) -> "Drafting":
         """Return the same with the acceptance at a version of the weights; the first is 0."""
         kept = (1.0 - self.decay) ** version
-        return replace(self, accepted=[kept * chance for chance in self.accepted])
+        return replace(
+            self,
+            accepted=[kept * chance for chance in self.accepted],
+            by_samples=[[kept * chance for chance in each] for each in self.by_samples],
+        )
+
+    def with_samples(self, samples: int) -> "Drafting":
+        """Return the same with the acceptance after so many other samples."""
+        if not self.by_samples:
+            return self
+        known = min(samples, len(self.by_samples) - 1)
+        return replace(self, accepted=self.by_samples[known], by_samples=())
 
     @property
     def most_drafts(self) -> int:
@@ -84,6 +98,24 @@ class Drafting:
         return round(ONE * max(output_tokens / iterations, 1.0))
 
 
+class Samples:
+    """Which samples of each prompt have ended a step, on any engine of a cluster."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, set[str]] = {}
+
+    def end(self, group: str, trajectory: str) -> None:
+        """Note that a trajectory has ended a step."""
+        self._ended.setdefault(group, set()).add(trajectory)
+
+    def others(self, group: str, trajectory: str) -> int:
+        """Trajectories of a group, without this one, that have."""
+        ended = self._ended.get(group)
+        if ended is None:
+            return 0
+        return len(ended) - (trajectory in ended)
+
+
 def draw_of(trajectory: str, end_tokens: int) -> float:
     """The draw of a step: of the normal distribution, and the same in every run."""
     number = crc32(f"{trajectory} {end_tokens}".encode())
@@ -98,6 +130,7 @@ class DraftedBatch(DecodeBatch):
     """
 
     __slots__ = (
+        "_after",
         "_base_of",
         "_context",
         "_due_blocks",
@@ -105,6 +138,7 @@ class DraftedBatch(DecodeBatch):
         "_fresh",
         "_most_rate",
         "_rate",
+        "_samples",
         "_total_held",
         "drafting",
     )
@@ -115,11 +149,15 @@ class DraftedBatch(DecodeBatch):
         base_s: Mapping[int, Sequence[float]],
         per_context_s: Sequence[float],
         block_size: int,
+        samples: Samples,
     ) -> None:
         """`base_s` are those of `drafting` at the engine's speed."""
         super().__init__(base_s[0], per_context_s, block_size)
         self.drafting = drafting
         self._fresh = drafting
+        self._samples = samples
+        self._after = [drafting.with_samples(n) for n in range(max(1, len(drafting.by_samples)))]
+        """What is accepted after 0, 1, ... other samples; the last holds for more."""
         self._base_of = base_s
         self._context = 0
         """Context of all at the next iteration, times `ONE`."""
@@ -146,6 +184,7 @@ class DraftedBatch(DecodeBatch):
         if self._fresh.decay:
             self._keep_blocks()
             self.drafting = self._fresh.after(version)
+            self._after = [self.drafting.with_samples(n) for n in range(len(self._after))]
             self._set_rates()
 
     def _keep_blocks(self) -> None:
@@ -170,7 +209,8 @@ class DraftedBatch(DecodeBatch):
 
     def _set_rate(self, request: Request, context: int) -> None:
         """Let a request with `context` (times `ONE`) go on with the present drafts."""
-        rate = self.drafting.rate(self.drafts, request.output_tokens, request.draw)
+        drafting = self._after[min(request.samples, len(self._after) - 1)]
+        rate = drafting.rate(self.drafts, request.output_tokens, request.draw)
         left = ((request.prompt_tokens + request.output_tokens) << SHIFT) - context
         request.rate = rate
         self._rate += rate
@@ -180,6 +220,7 @@ class DraftedBatch(DecodeBatch):
     def join(self, request: Request) -> None:
         """Add a request whose prefill is done and whose last token has no KV yet."""
         tokens = request.prompt_tokens + request.made_tokens
+        request.samples = self._samples.others(request.group, request.context.trajectory)
         request.joined_tokens, request.held_at = request.made_tokens, self.iterations
         request.draw = draw_of(
             request.context.trajectory, request.prompt_tokens + request.output_tokens

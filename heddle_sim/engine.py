@@ -28,6 +28,7 @@ from heddle_rollout.clock import Clock
 from heddle_rollout.engines import EngineRefusedError, StepResult
 from heddle_sim.batching import ContinuousBatch
 from heddle_sim.config import check_settings
+from heddle_sim.drafts import Samples
 from heddle_sim.host_kv import HostLink, Load
 from heddle_sim.latency import LatencyTable
 from heddle_sim.request import COMING, ENDED, LOADING, RUNNING, WAITING, Request
@@ -57,9 +58,11 @@ class SimEngine:
         speed: float = 1.0,
         arrival_s: float = 0.0,
         host: HostLink | None = None,
+        samples: Samples | None = None,
     ) -> None:
         """`speed` divides all times of the table. A step reaches the engine `arrival_s` after its
-        start, as through a message and threads. `host` needs prefix caching.
+        start, as through a message and threads. `host` needs prefix caching. `samples` are of all
+        engines that share their drafts.
 
         Raises:
             EngineRefusedError: a setting that no engine can have.
@@ -85,6 +88,7 @@ class SimEngine:
             prefix_caching=prefix_caching,
             speed=speed,
             host=host,
+            samples=Samples() if samples is None else samples,
         )
         self._aborts: list[Request] = []
         """Running steps to end at the next boundary."""

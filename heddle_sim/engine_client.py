@@ -24,6 +24,7 @@ from heddle_rollout.engines import (
 from heddle_sim.calendar import Calendar
 from heddle_sim.clock import FollowingClock
 from heddle_sim.config import SimulationConfig
+from heddle_sim.drafts import Samples
 from heddle_sim.engine import SimEngine
 from heddle_sim.host_kv import HostKv, HostLink
 
@@ -40,7 +41,9 @@ class SimEngineClient:
         engine_clock: Clock,
         follow: Callable[[], None],
         shared_kv: HostKv | None = None,
+        samples: Samples | None = None,
     ) -> None:
+        self._samples = samples
         self._spec, self._listener, self._config = spec, listener, config
         self._shared_kv = shared_kv
         self._clock, self._engine_clock, self._follow = clock, engine_clock, follow
@@ -97,6 +100,7 @@ class SimEngineClient:
             speed=config.speed(spec.engine),
             arrival_s=config.dispatch_s,
             host=host,
+            samples=self._samples,
         )
         self._listener.engine_ready(spec.engine, self.kv_capacity_tokens)
 
@@ -285,6 +289,7 @@ class SimLauncher:
             self._follow = following.follow
         self._engines: dict[EngineId, tuple[SimEngineClient, EngineListener]] = {}
         self._shared_kv: HostKv | None = None
+        self._samples = Samples()
         self._ended_gpu_s = 0.0
         """GPU-seconds in iterations of failed engines."""
 
@@ -298,6 +303,7 @@ class SimLauncher:
             self._engine_clock,
             self._follow,
             self._shared_store(spec),
+            self._samples,
         )
         self._engines[spec.engine] = engine, listener
         loaded = self._loaded is not None and spec.engine.startswith(self._loaded)

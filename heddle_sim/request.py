@@ -76,6 +76,7 @@ class Request:
         "prompt_tokens",
         "rate",
         "recomputes",
+        "samples",
         "shared_tokens",
         "started_s",
         "state",
@@ -110,6 +111,8 @@ class Request:
         self.held = 0
         """The same: its blocks, when the engine had done `held_at` iterations."""
         self.held_at = 0
+        self.samples = 0
+        """The same: other samples of its prompt that had ended a step when it began."""
         self.joined_tokens = 0
         """The same: tokens that it had made when it began to decode."""
         self.rate = 1

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config_error import ConfigError
-from heddle_rollout.speculation import Speculation
+from heddle_rollout.speculation import GROUPED, Speculation
 from heddle_sim.drafted_tables import Drafter
 from heddle_sim.model_names import short_model_name
 from heddle_sim.profile_files import Profile
 
 DATA = Path(__file__).with_name("drafters.toml")
+LOOKED_UP = ("ngram", GROUPED)
+"""Methods without weights."""
 DRAFT_VOCABULARY = 32_000
 """Tokens that the output matrix of a published EAGLE-3 head knows."""
 PRECISIONS = ("-fp8", "-nvfp4")
@@ -27,7 +29,9 @@ class Acceptance:
     accepted: tuple[float, ...]
     source: str
     assumed: bool
-    """Whether it is of another family of models."""
+    """Whether it is of another family of models, or of another text."""
+    by_samples: tuple[tuple[float, ...], ...] = ()
+    """Of drafts from other samples: after 0, 1, ... of them; the last is `accepted`."""
 
 
 @cache
@@ -39,10 +43,10 @@ def data() -> Mapping[str, Any]:
 def methods_of(model: str) -> dict[str, str]:
     """Return the methods of a model, each with the Hugging Face id of its head, where it has one.
 
-    N-grams need nothing.
+    Drafts that are looked up need nothing.
     """
     name = _base(model)
-    found = {"ngram": ""}
+    found = dict.fromkeys(LOOKED_UP, "")
     for heads in data()["heads"]:
         if name in heads["models"]:
             found[heads["method"]] = heads["models"][name]
@@ -56,7 +60,7 @@ def drafter_of(profile: Profile, speculation: Speculation) -> Drafter:
         ConfigError: the model has no head of this method.
     """
     method, costs = speculation.method, data()["costs"]
-    if method == "ngram":
+    if method in LOOKED_UP:
         return Drafter(
             iteration_s=costs["ngram"]["iteration_s"],
             sequence_s=costs["ngram"]["sequence_s"],
@@ -65,8 +69,8 @@ def drafter_of(profile: Profile, speculation: Speculation) -> Drafter:
     known = methods_of(profile.model)
     if method not in known:
         raise ConfigError(
-            f"speculation: {profile.model} has no head for {method}: take {' or '.join(known)}"
-            + (", or a profile of a model that has one" if len(known) == 1 else "")
+            f"speculation: {profile.model} has no head for {method}: take {' or '.join(known)}, or "
+            "a model that has one"
         )
     head = _head(profile, method)
     return Drafter(pass_s=costs["pass_s"], reject_s_per_token=costs["reject_s_per_token"], **head)
@@ -80,7 +84,7 @@ def acceptance_of(model: str, method: str) -> Acceptance:
     """
     name = _base(model)
     rows = [row for row in data()["acceptance"] if row["method"] == method]
-    own = [row for row in rows if name.startswith(row["family"])]
+    own = [row for row in rows if row["family"] and name.startswith(row["family"])]
     if not rows:
         raise ConfigError(
             f"speculation: what {method} accepts depends on the text, and no figure is published "
@@ -88,7 +92,13 @@ def acceptance_of(model: str, method: str) -> Acceptance:
             "(vllm:spec_decode_num_accepted_tokens_per_pos_total over ..._num_drafts_total)"
         )
     row = (own or rows)[0]
-    return Acceptance(accepted=_accepted(row), source=row["source"], assumed=not own)
+    by_samples = tuple(tuple(each) for each in row.get("by_samples", ()))
+    return Acceptance(
+        accepted=by_samples[-1] if by_samples else _accepted(row),
+        source=row["source"],
+        assumed=not own,
+        by_samples=by_samples,
+    )
 
 
 def _accepted(row: Mapping[str, Any]) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 from heddle.cluster.drafters import acceptance_of, drafter_of
 from heddle_core.estimate.cost import StepCost
 from heddle_rollout.speculation import UNBOUNDED, Speculation
-from heddle_sim.drafted_tables import Drafts, drafts_on
+from heddle_sim.drafted_tables import Drafts, drafts_on, extended
 from heddle_sim.profile_files import Profile
 
 CONTEXTS = (512, 2048, 8192, 24576)
@@ -29,11 +29,17 @@ def drafts_of(profile: Profile, tp: int, speculation: Speculation, max_running: 
         ConfigError: the model has no such drafter, or no acceptance is published.
         ProfileError: the profile has no such TP degree, or no peak bandwidth.
     """
+    by_samples: tuple[tuple[float, ...], ...] = ()
+    drafter = drafter_of(profile, speculation)
     if speculation.accepted is None:
-        known = acceptance_of(profile.model, speculation.method).accepted
-        most = len(known) if speculation.is_found else speculation.most_drafts
-        speculation = replace(speculation, accepted=known[:most])
-    drafts = drafts_on(profile, tp, speculation, drafter_of(profile, speculation))
+        known = acceptance_of(profile.model, speculation.method)
+        most = len(known.accepted) if speculation.is_found else speculation.most_drafts
+        by_samples = tuple(extended(each, speculation.most_drafts) for each in known.by_samples)
+        # What policies estimate, where it grows with the samples that have ended: the middle.
+        middle = known.by_samples[len(known.by_samples) // 2] if by_samples else known.accepted
+        speculation = replace(speculation, accepted=middle[:most])
+    drafts = drafts_on(profile, tp, speculation, drafter)
+    drafts = replace(drafts, by_samples=by_samples)
     if not speculation.is_found:
         return drafts
     shape = profile.shape(tp)

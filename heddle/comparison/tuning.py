@@ -12,7 +12,7 @@ from itertools import product
 from typing import Literal, TypeAlias
 
 from heddle.cluster.config import NO_SPECULATION, ClusterConfig
-from heddle.cluster.drafters import methods_of
+from heddle.cluster.drafters import LOOKED_UP, methods_of
 from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
@@ -232,18 +232,13 @@ def speculations(model: str, text: str) -> tuple[str, ...]:
     """The settings that ``best`` or ``METHOD:best[:ACCEPTANCE]`` tries, the one without first.
 
     Raises:
-        ConfigError: it is neither, or the model has no drafter whose acceptance is published.
+        ConfigError: it is neither.
     """
     method, _, rest = text.partition(":")
     drafts, colon, acceptance = rest.partition(":")
     if text == "best":
-        known = [each for each in methods_of(model) if each != "ngram"]
-        if not known:
-            raise ConfigError(
-                f"speculation: {model} has no head, and what n-grams accept depends on the text: "
-                "state it, as ngram:best:0.5/0.3/0.2"
-            )
-        method = known[0]
+        heads = [each for each in methods_of(model) if each not in LOOKED_UP]
+        method = (*heads, "ngram")[0]
     elif drafts != "best":
         raise ConfigError(f"speculation: {text!r} is neither best nor METHOD:best[:ACCEPTANCE]")
     chances = acceptance.split("/")

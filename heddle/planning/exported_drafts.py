@@ -7,16 +7,27 @@ Keys of 2026: vLLM's `speculative_config`, which verl (`engine_kwargs.vllm`) and
 import json
 
 from heddle.cluster.drafters import methods_of
+from heddle.config_error import ConfigError
 from heddle.planning.plan import Planned
 from heddle_core.ids import EngineShape
+from heddle_rollout.speculation import GROUPED
 
 
 def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] | None:
-    """vLLM's `speculative_config` for engines of a shape; None without drafts."""
+    """vLLM's `speculative_config` for engines of a shape; None without drafts.
+
+    Raises:
+        ConfigError: vLLM has no such method.
+    """
     drafts = plan.profiles.of(shape.gpu).drafts(shape.tp)
     if drafts is None:
         return None
     speculation = drafts.speculation
+    if speculation.method == GROUPED:
+        raise ConfigError(
+            f"--export: vLLM takes no drafts from other samples, as {speculation}: plan "
+            "with ngram, or another method that it has"
+        )
     head = methods_of(plan.profiles.model).get(speculation.method, "")
     return speculation.vllm_config(head)
 

@@ -131,6 +131,12 @@ def test_a_frozen_drafter_slows_a_loop_down(heddle: Heddle, trace: Path):
     assert rollout_s[1] > 1.1 * rollout_s[0]
 
 
+def test_drafts_from_other_samples_grow_with_those_that_have_ended(heddle: Heddle, trace: Path):
+    alone = makespans(heddle, trace, "--speculation", "ngram:3")
+    grouped = makespans(heddle, trace, "--speculation", "grouped:3")
+    assert all(grouped[policy] < alone[policy] for policy in alone)
+
+
 def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):
     setting = "eagle3:1-2=3,3-=1:0.9/0.8/0.7"
     files = [
@@ -158,7 +164,11 @@ def test_real_engines_get_the_drafts_of_the_cluster():
 
 @pytest.mark.parametrize(
     ("speculation", "said"),
-    [("eagle3:schedule", "give a number or ranges"), ("eagle3:3", "runtime.drafter")],
+    [
+        ("eagle3:schedule", "give a number or ranges"),
+        ("eagle3:3", "runtime.drafter"),
+        ("grouped:3", "no drafts from other samples"),
+    ],
 )
 def test_real_engines_refuse_drafts_that_they_cannot_start_with(speculation: str, said: str):
     runtime = {"engine": "vllm", "model_dir": "folder"}
@@ -171,8 +181,7 @@ def test_real_engines_refuse_drafts_that_they_cannot_start_with(speculation: str
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("mtp:3", "qwen3-8b has no head for mtp: take ngram or eagle3"),
-        ("ngram:3", "state it, as ngram:3:0.5/0.3/0.2"),
+        ("mtp:3", "qwen3-8b has no head for mtp: take ngram or grouped or eagle3"),
         ("eagle3:3:0.9/0.8/0.7/0.6", "4 values for 3 drafts"),
         ("eagle3:17", "17 drafts are not 0 to 16"),
         ("eagle3:1-8=2,4-9=1", "overlaps"),
@@ -187,9 +196,11 @@ def test_a_setting_that_cannot_be_is_refused(
     assert said in refused("compare", trace, *ON, "--speculation", setting)
 
 
-def test_best_is_refused_where_only_n_grams_are_left():
-    with pytest.raises(ConfigError, match=r"ngram:best:0\.5/0\.3/0\.2"):
-        speculations("minimax-m2.5", "best")
+def test_best_takes_a_head_where_there_is_one_and_else_n_grams():
+    assert speculations("qwen3-8b", "best")[1] == "eagle3:1"
+    assert speculations("minimax-m2.5", "best")[1] == "ngram:1"
+    with pytest.raises(ConfigError, match="neither best nor"):
+        speculations("qwen3-8b", "eagle3:3")
 
 
 def test_a_drafter_that_leaves_no_kv_is_refused():

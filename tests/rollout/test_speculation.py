@@ -46,7 +46,7 @@ def test_schedules_expand_as_in_vllm() -> None:
     [
         ("on", "is not off, best or METHOD:DRAFTS"),
         ("mtp:", "is not off, best or METHOD:DRAFTS"),
-        ("medusa:3", "unknown: take ngram, mtp, eagle3, draft_model"),
+        ("medusa:3", "unknown: take ngram, mtp, eagle3, draft_model, grouped"),
         ("mtp:three", "is no range of a schedule"),
         ("mtp:17", "17 drafts are not 0 to 16"),
         ("mtp:0", "no batch size has drafts"),

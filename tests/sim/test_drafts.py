@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import pytest
 
-from heddle_sim.drafts import ONE, Drafting, draw_of
+from heddle_sim.drafts import ONE, Drafting, Samples, draw_of
 
 PUBLISHED = Drafting(drafts=[0, 3], accepted=(0.886, 0.770, 0.663), base_s={})
 """Acceptance by position that SkyRL's documentation states."""
@@ -54,3 +54,19 @@ def test_acceptance_decays_with_versions_of_the_weights() -> None:
     frozen = Drafting(drafts=[0, 2], accepted=(0.8, 0.6), base_s={}, decay=0.5)
     assert frozen.after(0).mean_tokens(2) == pytest.approx(2.4)
     assert frozen.after(2).mean_tokens(2) == pytest.approx(1.0 + 1.4 / 4.0)
+
+
+def test_other_samples_are_counted_without_the_own_one() -> None:
+    samples = Samples()
+    assert samples.others("g", "t0") == 0
+    for trajectory in ("t0", "t1", "t1"):
+        samples.end("g", trajectory)
+    assert samples.others("g", "t0") == 1
+    assert samples.others("g", "t2") == 2
+    assert samples.others("h", "t0") == 0
+
+
+def test_acceptance_after_more_samples_than_are_known_is_the_last() -> None:
+    found = Drafting(drafts=[0, 1], accepted=(0.6,), base_s={}, by_samples=((0.2,), (0.6,)))
+    assert found.with_samples(0).mean_tokens(1) == pytest.approx(1.2)
+    assert found.with_samples(9).mean_tokens(1) == pytest.approx(1.6)

@@ -7,6 +7,7 @@ from tools.profiles import (
     from_aiconfigurator,
     from_tables,
     from_training_rows,
+    lookup,
     serving,
     shipped,
 )
@@ -24,6 +25,7 @@ for module in (
     serving,
     efficiencies,
     from_training_rows,
+    lookup,
 ):
     profiles.add_command(module.command)
 
