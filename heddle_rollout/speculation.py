@@ -20,7 +20,7 @@ MAX_DRAFTS: Final = 16
 """More than any published set-up has."""
 FORM: Final = "METHOD:DRAFTS[:ACCEPTANCE], such as mtp:3:0.886/0.770/0.663"
 
-_RANGE = re.compile(r"(\d+)-(\d*)=(\d+)")
+_RANGE = re.compile(r"(\d{1,9})-(\d{0,9})=(\d{1,9})", re.ASCII)
 
 
 class SpeculationError(ValueError):
@@ -157,7 +157,7 @@ def read_speculation(text: str) -> Speculation:
 def _ranges(text: str) -> tuple[tuple[int, int, int], ...]:
     if text == SCHEDULE:
         return ()
-    if text.isdecimal():
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII):
         return ((1, UNBOUNDED, int(text)),)
     found = []
     for part in text.split(","):

@@ -132,6 +132,11 @@ def check_settings(
         )
     elif max_batched_tokens < max_running:
         wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
+    elif (verified := _most_verified(table, max_running)) > max_batched_tokens:
+        wrong = (
+            f"max_running={max_running} and its drafts (cluster.speculation) are {verified} tokens of "
+            f"one iteration, more than max_batched_tokens={max_batched_tokens}: take fewer of either"
+        )
     elif not 1 <= block_size <= table.kv_capacity_tokens:
         wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"
     elif not speed > 0.0:
@@ -140,3 +145,11 @@ def check_settings(
         wrong = "its table has an iteration that takes no time"
     if wrong:
         raise EngineRefusedError(f"engine {engine}: {wrong}")
+
+
+def _most_verified(table: LatencyTable, max_running: int) -> int:
+    """Tokens that the largest iteration of sequences with drafts verifies; 0 without drafts."""
+    drafting = table.drafting
+    if drafting is None:
+        return 0
+    return max(batch * (k + 1) for batch, k in enumerate(drafting.drafts[: max_running + 1]))

@@ -18,7 +18,7 @@ from heddle_sim.services import ServiceConfig, ToolServices
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
 HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
 
-NO_SPECULATION, BEST_SPECULATION = "off", "best"
+NO_SPECULATION = "off"
 MAX_GPUS = 100_000
 """More than any cluster; a larger number is a typing error and would exhaust memory."""
 MAX_RUNNING = 8192
@@ -304,13 +304,18 @@ class ClusterConfig:
         return ToolServices(pools=pools, others=others, latency=latency)
 
     def drafts(self) -> Speculation | None:
-        """`speculation`; None for `off`, and for `best` before it is found.
+        """`speculation`; None for `off`.
 
         Raises:
             ConfigError: it is no setting.
         """
-        if self.speculation.strip() in (NO_SPECULATION, BEST_SPECULATION):
+        if self.speculation.strip() == NO_SPECULATION:
             return None
+        if "best" in self.speculation.split(":")[:2]:
+            raise ConfigError(
+                f"speculation = {self.speculation}: is found by --speculation {self.speculation}, an "
+                "option of compare, plan and loop: give METHOD:DRAFTS here"
+            )
         try:
             return read_speculation(self.speculation)
         except SpeculationError as error:

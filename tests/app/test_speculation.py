@@ -196,6 +196,11 @@ def test_a_setting_that_cannot_be_is_refused(
     assert said in refused("compare", trace, *ON, "--speculation", setting)
 
 
+def test_best_is_no_key(refused: Refused, trace: Path):
+    said = refused("compare", trace, *ON, "--set", "cluster.speculation=best")
+    assert "is found by --speculation best" in said
+
+
 def test_best_takes_a_head_where_there_is_one_and_else_n_grams():
     assert speculations("qwen3-8b", "best")[1] == "eagle3:1"
     assert speculations("minimax-m2.5", "best")[1] == "ngram:1"
