@@ -134,8 +134,8 @@ def check_settings(
         wrong = f"max_batched_tokens={max_batched_tokens} cannot carry max_running={max_running}"
     elif (verified := _most_verified(table, max_running)) > max_batched_tokens:
         wrong = (
-            f"max_running={max_running} and its drafts (cluster.speculation) are {verified} tokens of "
-            f"one iteration, more than max_batched_tokens={max_batched_tokens}: take fewer of either"
+            f"max_running={max_running} and its drafts (cluster.speculation) are {verified} tokens "
+            f"of one iteration, more than max_batched_tokens={max_batched_tokens}: take fewer"
         )
     elif not 1 <= block_size <= table.kv_capacity_tokens:
         wrong = f"block_size={block_size} must be 1 to {table.kv_capacity_tokens}, its KV capacity"

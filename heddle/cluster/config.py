@@ -313,8 +313,8 @@ class ClusterConfig:
             return None
         if "best" in self.speculation.split(":")[:2]:
             raise ConfigError(
-                f"speculation = {self.speculation}: is found by --speculation {self.speculation}, an "
-                "option of compare, plan and loop: give METHOD:DRAFTS here"
+                f"speculation = {self.speculation}: is found by --speculation {self.speculation}, "
+                "an option of compare, plan and loop: give METHOD:DRAFTS here"
             )
         try:
             return read_speculation(self.speculation)
