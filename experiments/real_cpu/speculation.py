@@ -31,7 +31,7 @@ MODEL, SWEEP, PROFILE = (
     WORK / "speculation.cpu.json",
 )
 DRAFTS, MAX_RUNNING, CONTEXT = 3, 8, 8192
-TRAJECTORIES, PER_GROUP, SHRINK = 24, 4, 3.0
+TRAJECTORIES, PER_GROUP, SHRINK = 32, 8, 8
 UNKNOWN = f"ngram:{DRAFTS}:0"
 """Before the other run has told what is accepted."""
 

@@ -24,6 +24,8 @@ from heddle_sim.profile_files import load_profile
 
 SHAPES = ("lognormal", "uniform", "exponential")
 """Of output lengths, where a source states none."""
+CONTEXT = 1024
+"""Tokens of a sequence in the picture: 256 of them fit into the KV of one H100."""
 PROMPT = 300
 """Tokens of a prompt of such a rollout."""
 
@@ -66,7 +68,7 @@ def draw(data: Any, path: Path) -> None:
         for label, accepted in _ACCEPTANCES.items():
             for drafts, line in ((1, ":"), (3, "-")):
                 row = {"model": model, "gpu": gpu, "drafts": drafts, "accepted": accepted[:drafts]}
-                gains = [_step({**row, "batch": b, "context": 4096}) for b in batches]
+                gains = [_step({**row, "batch": b, "context": CONTEXT}) for b in batches]
                 ax.plot(batches, gains, line, label=f"{label}, K = {drafts}")
         ax.axhline(1.0, color="black", linewidth=0.6)
         ax.set(title=f"{model}, {gpu.upper()}", xscale="log", xlabel="sequences of an iteration")
