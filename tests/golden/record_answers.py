@@ -12,6 +12,7 @@ Left out of answers: seconds of this machine, paths, time stamps, versions and c
 import base64
 import gzip
 import json
+import math
 import os
 import re
 import shlex
@@ -260,10 +261,21 @@ def differences(command: Command, was: Answer, now: Answer, column: Column) -> l
     for document, values in before.items():
         for key, a in values.items():
             b = after.get(document, {}).get(key, ABSENT)
-            if a != b or isinstance(a, bool) != isinstance(b, bool):
+            if not _equal(a, b):
                 where = f"{document} {key.replace(chr(9), '.')}"
                 lines.append(f"{command.name}: {where}: recorded {a!r}, now {b!r}")
     return lines
+
+
+def _equal(a: object, b: object) -> bool:
+    """Whether two values are the same, floats but for their last digits.
+
+    The kernels of numpy and BLAS differ by the type of CPU, and with them the last digits of a sum
+    (at most 4 units there, measured between two types).
+    """
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-14)
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 # -- answers ---------------------------------------------------------------------------------------

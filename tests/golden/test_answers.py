@@ -172,14 +172,17 @@ def _answer(**values: Any) -> Answer:
     return {"stdout": [values], "files": {}}
 
 
-def test_the_comparison_sees_a_last_digit_and_what_is_absent() -> None:
+def test_the_comparison_sees_a_late_digit_and_what_is_absent() -> None:
     tiny = _command("compare.tiny")
     was = _answer(a=0.1, b=[1, {"c": 2}], d={})
     assert differences(tiny, was, json.loads(json.dumps(was)), "old") == []
     assert differences(tiny, was, _answer(a=0.1, b=[1, {"c": 2}], d=[]), "old") != []
-    now = _answer(a=0.10000000000000002, b=[1], e=None)
+    assert (
+        differences(tiny, was, _answer(a=0.10000000000000002, b=[1, {"c": 2}], d={}), "old") == []
+    )
+    now = _answer(a=0.10000000000001, b=[1], e=None)
     assert differences(tiny, was, now, "old") == [
-        "compare.tiny: stdout/0 a: recorded 0.1, now 0.10000000000000002",
+        "compare.tiny: stdout/0 a: recorded 0.1, now 0.10000000000001",
         "compare.tiny: stdout/0 b.length: recorded 2, now 1",
         "compare.tiny: stdout/0 b.1.c: recorded 2, now 'absent'",
         "compare.tiny: stdout/0 d: recorded {}, now 'absent'",
