@@ -86,6 +86,8 @@ class ProfileSettings:
 
     name: str | None = None
     """from-config: of the model. None: its folder's, or the part of its id after the slash."""
+    head: str | None = None
+    """from-config: config.json, folder or id of an EAGLE-3 head, for its drafts."""
     precision: Literal["bf16", "fp8", "mxfp4", "nvfp4", "int4"] | None = None
     """from-config: of the linear layers. None: the configuration's."""
     kv_precision: Literal["bf16", "fp8"] = "bf16"

@@ -177,7 +177,8 @@ def _chances(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split("/"))
     except ValueError:
         raise SpeculationError(
-            f"the acceptance {text!r} is not numbers with slashes between, as 0.886/0.770/0.663"
+            f"the acceptance {text!r} is neither numbers with slashes between, as "
+            "0.886/0.770/0.663, nor a file of an engine's /metrics"
         ) from None
 
 

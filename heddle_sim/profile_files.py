@@ -20,6 +20,7 @@ from heddle_sim.model_names import from_config_command, short_model_name, unknow
 from heddle_sim.profile_checks import faults_of
 from heddle_sim.profile_parts import (
     Costs,
+    DraftHead,
     EngineSettings,
     Host,
     HostTimes,
@@ -79,6 +80,8 @@ class Profile:
     refused: dict[str, str] = field(default_factory=dict)
     """TP degree -> why the model does not run there."""
     errors: dict[str, Any] = field(default_factory=dict)
+    heads: dict[str, DraftHead] = field(default_factory=dict)
+    """Of drafts, by vLLM's method, where a configuration has some."""
     engine: EngineSettings | None = None
     """None: vLLM's defaults for a server on a large GPU."""
     costs: Costs | None = None

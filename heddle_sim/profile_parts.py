@@ -203,6 +203,20 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftHead:
+    """A head that makes drafts: bytes over the engine."""
+
+    read_bytes: float
+    """Of weights that one pass reads."""
+    weight_bytes: float
+    """Of weights in GPU memory."""
+    kv_bytes_per_token: float
+    """Of its own KV."""
+    repository: str = ""
+    """What engines load it from; empty where it is part of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
     """The least an iteration can take: these bytes and the KV, at peak bandwidth of each GPU."""
 

@@ -41,7 +41,8 @@ def from_config(
 
     Layouts are those of cluster.expert_parallel and cluster.attention_dp; profile.precision,
     profile.kv_precision and profile.source say what is read of the configuration, and from where;
-    profile.name how the model is called.
+    profile.name how the model is called. Heads of drafts are that of its MTP layer, and an EAGLE-3
+    head that profile.head names.
     """
     from heddle.cli.outputs import new_file, write
     from heddle.cli.show_profile import plain_config_profile, show_config_profile
@@ -60,6 +61,7 @@ def from_config(
         fp8_kv=config.profile.kv_precision == "fp8",
         source=config.profile.source,
         name=config.profile.name,
+        head=config.profile.head,
         **given,
     )
     made = profile_from_config(request)

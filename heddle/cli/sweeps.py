@@ -1,12 +1,14 @@
 """`--sweep`: several values of a key, each of which is tried."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import rich_click as click
 
 from heddle.cli.engine_options import positive_numbers
 from heddle.config_error import ConfigError
+from heddle_rollout.speculation import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from heddle.cli.options import Verb
@@ -65,7 +67,19 @@ def read_sweeps(
 
 
 def best_speculation(text: str | None) -> tuple[str | None, str | None]:
-    """Divide `--speculation`: a setting of the cluster, or what asks for the best one."""
+    """Divide `--speculation`: a setting of the cluster, or what asks for the best one.
+
+    An acceptance that is a file of `/metrics` becomes the one that it counts.
+
+    Raises:
+        ConfigError: the file has no counters of drafts.
+    """
+    method, drafts, file = (text or "").split(":", 2) if (text or "").count(":") > 1 else ("",) * 3
+    if file and Path(file).is_file():
+        from heddle.cluster.drafters import counted_acceptance
+
+        most = int(drafts) if drafts.isdecimal() else MAX_DRAFTS
+        text = f"{method}:{drafts}:" + "/".join(map(str, counted_acceptance(Path(file))[:most]))
     if text is not None and BEST in text.split(":")[:2]:
         return None, text
     return text, None

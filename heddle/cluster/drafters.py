@@ -12,12 +12,11 @@ from heddle_rollout.speculation import GROUPED, Speculation
 from heddle_sim.drafted_tables import Drafter
 from heddle_sim.model_names import short_model_name
 from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import DraftHead
 
 DATA = Path(__file__).with_name("drafters.toml")
 LOOKED_UP = ("ngram", GROUPED)
 """Methods without weights."""
-DRAFT_VOCABULARY = 32_000
-"""Tokens that the output matrix of a published EAGLE-3 head knows."""
 PRECISIONS = ("-fp8", "-nvfp4")
 """Ends of the names of profiles; a head is of the model, whatever its precision."""
 
@@ -40,16 +39,17 @@ def data() -> Mapping[str, Any]:
     return tomllib.loads(DATA.read_text(encoding="utf-8"))
 
 
-def methods_of(model: str) -> dict[str, str]:
+def methods_of(profile: Profile) -> dict[str, str]:
     """Return the methods of a model, each with the Hugging Face id of its head, where it has one.
 
     Drafts that are looked up need nothing.
     """
-    name = _base(model)
+    name = _base(profile.model)
     found = dict.fromkeys(LOOKED_UP, "")
+    found |= {method: head.repository for method, head in profile.heads.items()}
     for heads in data()["heads"]:
         if name in heads["models"]:
-            found[heads["method"]] = heads["models"][name]
+            found.setdefault(heads["method"], heads["models"][name])
     return found
 
 
@@ -66,14 +66,20 @@ def drafter_of(profile: Profile, speculation: Speculation) -> Drafter:
             sequence_s=costs["ngram"]["sequence_s"],
             reject_s_per_token=costs["reject_s_per_token"],
         )
-    known = methods_of(profile.model)
+    known = methods_of(profile)
     if method not in known:
         raise ConfigError(
-            f"speculation: {profile.model} has no head for {method}: take {' or '.join(known)}, or "
-            "a model that has one"
+            f"speculation: {profile.model} has no head for {method}: take {' or '.join(known)}, a "
+            "model that has one, or a profile of `heddle profile from-config` with profile.head"
         )
     head = _head(profile, method)
-    return Drafter(pass_s=costs["pass_s"], reject_s_per_token=costs["reject_s_per_token"], **head)
+    return Drafter(
+        pass_s=costs["pass_s"],
+        reject_s_per_token=costs["reject_s_per_token"],
+        read_bytes=head.read_bytes,
+        weight_bytes=head.weight_bytes,
+        kv_bytes_per_token=head.kv_bytes_per_token,
+    )
 
 
 def acceptance_of(model: str, method: str) -> Acceptance:
@@ -101,6 +107,26 @@ def acceptance_of(model: str, method: str) -> Acceptance:
     )
 
 
+def counted_acceptance(file: Path) -> tuple[float, ...]:
+    """The acceptance that engines count in a file of their `/metrics`, to four digits.
+
+    Raises:
+        ConfigError: it cannot be read, or has no counters of drafts.
+    """
+    from heddle_runtime.vllm_http.metrics import read_acceptance
+
+    try:
+        found = read_acceptance(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"speculation: cannot read {file}: {error}") from None
+    if not found:
+        raise ConfigError(
+            f"speculation: {file} counts no drafts (vllm:spec_decode_num_drafts_total): save "
+            "/metrics of an engine that has speculated, as by curl"
+        )
+    return tuple(round(each, 4) for each in found)
+
+
 def _accepted(row: Mapping[str, Any]) -> tuple[float, ...]:
     """Acceptance by position; of a mean length, with one ratio from each draft to the next."""
     if "accepted" in row:
@@ -122,41 +148,21 @@ def _base(model: str) -> str:
     return name
 
 
-def _head(profile: Profile, method: str) -> dict[str, float]:
-    """Bytes that a head reads in a pass, has in memory, and keeps of a token."""
+def _head(profile: Profile, method: str) -> DraftHead:
+    """What a head reads in a pass, has in memory, and keeps of a token."""
     # Only here, because it takes a tenth of a second to import.
-    from heddle_calibrate.roofline.memory import count_parameters
+    from heddle_calibrate.roofline.draft_heads import eagle3_head, mtp_head
     from heddle_calibrate.roofline.model_config import known_config, model_shape
 
     name = _base(profile.model)
+    if method in profile.heads:
+        return profile.heads[method]
     sizes = data()["sizes"].get(name)
     if sizes is not None:
-        return {
-            "read_bytes": sizes["read_bytes"],
-            "weight_bytes": sizes["read_bytes"],
-            "kv_bytes_per_token": profile.kv_bytes_per_token / sizes["layers"],
-        }
-    shape = model_shape(known_config(name), place=name, name=name)
-    counts, hidden = count_parameters(shape), shape.hidden
-    if method == "mtp":
-        # A layer of the model, the projection of two inputs to one, and the output matrix.
-        fixed = counts.attention / shape.layers + 2 * hidden * hidden + shape.vocabulary * hidden
-        experts = (counts.mlp + counts.experts) / shape.layers
-        active = (counts.mlp + counts.active_experts) / shape.layers
-        read, held = fixed + active, fixed + experts
-    else:
-        # Of the target's sizes: three inputs to one, attention over two, a dense MLP.
-        heads = shape.head_dim * (shape.heads + 2 * shape.kv_heads)
-        mlp = 3 * hidden * (shape.intermediate or 3 * hidden)
-        read = held = (
-            3 * hidden * hidden
-            + 2 * hidden * heads
-            + shape.heads * shape.head_dim * hidden
-            + mlp
-            + DRAFT_VOCABULARY * hidden
+        return DraftHead(
+            read_bytes=sizes["read_bytes"],
+            weight_bytes=sizes["read_bytes"],
+            kv_bytes_per_token=profile.kv_bytes_per_token / sizes["layers"],
         )
-    return {
-        "read_bytes": 2.0 * read,
-        "weight_bytes": 2.0 * held,
-        "kv_bytes_per_token": profile.kv_bytes_per_token / shape.layers,
-    }
+    shape = model_shape(known_config(name), place=name, name=name)
+    return mtp_head(shape) if method == "mtp" else eagle3_head(shape)

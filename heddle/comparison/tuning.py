@@ -13,7 +13,13 @@ from typing import Literal, TypeAlias
 
 from heddle.cluster.config import NO_SPECULATION, ClusterConfig
 from heddle.cluster.drafters import LOOKED_UP, methods_of
-from heddle.cluster.profiles import ClassProfile, ClusterProfiles, capacity_tokens, load_profiles
+from heddle.cluster.profiles import (
+    ClassProfile,
+    ClusterProfiles,
+    capacity_tokens,
+    layout_profile,
+    load_profiles,
+)
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -199,7 +205,7 @@ def tuning(
             "--sweep cluster.roles=best chooses the GPUs of prefill and decode engines of one GPU "
             f"class and one TP degree: leave {given[0]} out, or the sweep"
         )
-    drafted = () if speculation is None else speculations(base.model, speculation)
+    drafted = () if speculation is None else speculations(base, speculation)
     if tps is None and slots is None and not drafted:
         return Tuning(base=base, settings=(base,), swept=False, roles=roles)
     if drafted:
@@ -228,7 +234,7 @@ def tuning(
     )
 
 
-def speculations(model: str, text: str) -> tuple[str, ...]:
+def speculations(cluster: ClusterConfig, text: str) -> tuple[str, ...]:
     """The settings that ``best`` or ``METHOD:best[:ACCEPTANCE]`` tries, the one without first.
 
     Raises:
@@ -237,7 +243,7 @@ def speculations(model: str, text: str) -> tuple[str, ...]:
     method, _, rest = text.partition(":")
     drafts, colon, acceptance = rest.partition(":")
     if text == "best":
-        heads = [each for each in methods_of(model) if each not in LOOKED_UP]
+        heads = [each for each in methods_of(layout_profile(cluster)) if each not in LOOKED_UP]
         method = (*heads, "ngram")[0]
     elif drafts != "best":
         raise ConfigError(f"speculation: {text!r} is neither best nor METHOD:best[:ACCEPTANCE]")

@@ -71,7 +71,7 @@ def splits(
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
     if speculation is not None:
-        tried = speculations(cluster.model, speculation)
+        tried = speculations(cluster, speculation)
         found = [each.on(speculation=setting) for each in found for setting in tried]
     if running is None:
         return found

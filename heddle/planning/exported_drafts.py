@@ -28,7 +28,7 @@ def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] |
             f"--export: vLLM takes no drafts from other samples, as {speculation}: plan "
             "with ngram, or another method that it has"
         )
-    head = methods_of(plan.profiles.model).get(speculation.method, "")
+    head = methods_of(plan.profiles.of(shape.gpu).profile).get(speculation.method, "")
     return speculation.vllm_config(head)
 
 

@@ -36,7 +36,7 @@ def plan_with_drafts(config: RunConfig, speculation: str | None, **options: Any)
     cluster = config.cluster
     plans = [
         plan_by_role(replace(config, cluster=replace(cluster, speculation=each)), **options)
-        for each in speculations(cluster.model, speculation)
+        for each in speculations(cluster, speculation)
     ]
     tried = {each.config.cluster.speculation: each.makespan_s for each in plans}
     return replace(min(plans, key=lambda each: each.makespan_s), speculations=tried)

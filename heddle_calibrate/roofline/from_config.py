@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
+from heddle_calibrate.roofline.draft_heads import mtp_head, read_eagle3_head
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.model_config import ModelConfigError
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
@@ -16,6 +17,7 @@ from heddle_calibrate.roofline.profile import (
 )
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import DraftHead
 
 Source = Literal["auto", "aiconfigurator", "roofline"]
 
@@ -34,6 +36,8 @@ class ConfigRequest:
     """Of the linear layers; None: that of the configuration."""
     fp8_kv: bool = False
     name: str | None = None
+    head: str | None = None
+    """Of an EAGLE-3 head: its config.json, folder or Hugging Face id."""
     source: Source = "auto"
 
 
@@ -67,9 +71,10 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
     _check_ranks(shape, request)
     shapes = layouts(shape, request.gpu.lower(), request.tps, attention_dp=request.attention_dp)
     why = ""
+    heads = _heads(shape, request.head)
     if request.source != "roofline":
         try:
-            profile = _measured_kernels(request, shape, shapes)
+            profile = replace(_measured_kernels(request, shape, shapes), heads=heads)
             return ConfigProfile(
                 profile=profile, shape=shape, layouts=tuple(shapes), source="aiconfigurator"
             )
@@ -93,8 +98,19 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
             f"runs with the layouts {', '.join(profile.tables)}"
         )
     return ConfigProfile(
-        profile=profile, shape=shape, layouts=tuple(shapes), source="roofline", why=why
+        profile=replace(profile, heads=heads),
+        shape=shape,
+        layouts=tuple(shapes),
+        source="roofline",
+        why=why,
     )
+
+
+def _heads(shape: ModelShape, head: str | None) -> dict[str, DraftHead]:
+    heads = {"mtp": mtp_head(shape)} if shape.mtp_layers else {}
+    if head is not None:
+        heads["eagle3"] = read_eagle3_head(head, shape)
+    return heads
 
 
 def _check_name(name: str) -> None:

@@ -42,6 +42,20 @@ def find_model(model: str, *, precision: Precision | None = None) -> tuple[Model
     return model_shape(values, place=model, name=name, precision=precision), None
 
 
+def find_config(model: str) -> Path:
+    """Return the config.json of a path or a Hugging Face id, whatever model it is of.
+
+    Raises:
+        ModelConfigError: nothing is found.
+    """
+    path = Path(model).expanduser()
+    if path.exists():
+        return path / "config.json" if path.is_dir() else path
+    if model.endswith(".json"):
+        raise ModelConfigError(f"cannot read {model}: no such file")
+    return _cached(model) or _downloaded(model)
+
+
 def hub_cache() -> Path:
     """Folder in which ``huggingface_hub`` keeps models, by its variables of the environment."""
     own = os.environ.get("HF_HUB_CACHE")

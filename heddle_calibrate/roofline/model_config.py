@@ -77,11 +77,24 @@ class ModelConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fields:
+class Fields:
     """The fields of one file, with errors that name it."""
 
     place: str
     values: Mapping[str, Any]
+
+    @classmethod
+    def of_file(cls, file: Path) -> "Fields":
+        """Read a config.json.
+
+        Raises:
+            ModelConfigError: it cannot be read, or holds no JSON object.
+        """
+        return cls(str(file), _read(file))
+
+    def wrong(self, why: str) -> ModelConfigError:
+        """Return an error that names the file."""
+        return ModelConfigError(f"{self.place}: {why}")
 
     def count(self, *names: str, default: int | None = None) -> int:
         """Return the first of `names` that is there, as a number of at least 0."""
@@ -170,7 +183,7 @@ def model_shape(
             )
         text = {**nested, "tie_word_embeddings": values.get("tie_word_embeddings", False)}
         notes.append("the vision part is left out: text only")
-    fields = _Fields(place, text)
+    fields = Fields(place, text)
     layers = fields.positive("num_hidden_layers")
     if layers > MOST_LAYERS:
         raise ModelConfigError(
@@ -183,8 +196,6 @@ def model_shape(
         fields.positive("num_experts", "n_routed_experts", "num_local_experts")
     dense_layers = layers if experts is None else _dense_layers(fields, layers)
     window, sliding = _sliding(fields, layers)
-    if text.get("num_nextn_predict_layers"):
-        notes.append("speculative decoding (multi-token prediction) is left out")
     kv_heads = fields.positive("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ModelConfigError(
@@ -208,6 +219,7 @@ def model_shape(
         experts=experts,
         window=window,
         sliding_layers=sliding,
+        mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
 
@@ -229,7 +241,7 @@ def _architecture(values: Mapping[str, Any], place: str) -> str:
     )
 
 
-def _experts(fields: _Fields) -> ExpertLayers | None:
+def _experts(fields: Fields) -> ExpertLayers | None:
     count = fields.count("num_experts", "n_routed_experts", "num_local_experts", default=0)
     if count < 2:
         return None
@@ -249,7 +261,7 @@ def _experts(fields: _Fields) -> ExpertLayers | None:
     )
 
 
-def _dense_layers(fields: _Fields, layers: int) -> int:
+def _dense_layers(fields: Fields, layers: int) -> int:
     first = fields.count("first_k_dense_replace", default=0)
     every = fields.positive("decoder_sparse_step", default=1)
     listed = fields.values.get("mlp_only_layers") or []
@@ -258,7 +270,7 @@ def _dense_layers(fields: _Fields, layers: int) -> int:
     return sum(i < first or (i + 1) % every > 0 or i in listed for i in range(layers))
 
 
-def _latent(fields: _Fields) -> LatentAttention:
+def _latent(fields: Fields) -> LatentAttention:
     return LatentAttention(
         kv_rank=fields.positive("kv_lora_rank"),
         query_rank=fields.count("q_lora_rank", default=0),
@@ -268,7 +280,7 @@ def _latent(fields: _Fields) -> LatentAttention:
     )
 
 
-def _sliding(fields: _Fields, layers: int) -> tuple[int, int]:
+def _sliding(fields: Fields, layers: int) -> tuple[int, int]:
     """Window, and the number of layers that have it."""
     values = fields.values
     window = fields.count("sliding_window", default=0)

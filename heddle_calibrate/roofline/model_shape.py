@@ -75,6 +75,8 @@ class ModelShape:
     """Tokens that a layer with sliding-window attention attends to."""
     sliding_layers: int = 0
     kv_element_bytes: int = 2
+    mtp_layers: int = 0
+    """Layers of a head that predicts further tokens (MTP); beside `layers`."""
     notes: tuple[str, ...] = ()
     """What of the model is left out."""
 

@@ -9,6 +9,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHE = "vllm:cache_config_info"
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 _USAGE, _PREEMPTIONS = "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total"
+_DRAFTS = "vllm:spec_decode_num_drafts_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 _ITERATIONS = "vllm:iteration_tokens_total_count"
 _ITERATION_TOKENS = "vllm:iteration_tokens_total_sum"
 
@@ -40,6 +42,22 @@ def read_iterations(text: str) -> tuple[float | None, float | None]:
         ValueError: a counter is no number.
     """
     return _sum(text, _ITERATIONS), _sum(text, _ITERATION_TOKENS)
+
+
+def read_acceptance(text: str) -> tuple[float, ...]:
+    """The chance that the first 1, 2, ... drafts are all accepted; empty where none was made.
+
+    Engines of several endpoints and ranks count together.
+
+    Raises:
+        ValueError: a counter is no number.
+    """
+    made = _sum(text, _DRAFTS)
+    accepted: dict[int, float] = {}
+    for line in _lines(text, _ACCEPTED):
+        position = int(dict(_LABEL.findall(line)).get("position", "0"))
+        accepted[position] = accepted.get(position, 0.0) + _value(line)
+    return tuple(accepted[i] / made for i in sorted(accepted)) if made else ()
 
 
 def _sum(text: str, name: str) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -202,10 +203,98 @@ def test_best_is_no_key(refused: Refused, trace: Path):
 
 
 def test_best_takes_a_head_where_there_is_one_and_else_n_grams():
-    assert speculations("qwen3-8b", "best")[1] == "eagle3:1"
-    assert speculations("minimax-m2.5", "best")[1] == "ngram:1"
+    assert speculations(cluster("off"), "best")[1] == "eagle3:1"
+    assert speculations(replace(cluster("off"), model="minimax-m2.5", tp=4), "best")[1] == "ngram:1"
     with pytest.raises(ConfigError, match="neither best nor"):
-        speculations("qwen3-8b", "eagle3:3")
+        speculations(cluster("off"), "eagle3:3")
+
+
+METRICS = """\
+# HELP vllm:spec_decode_num_drafts_total Number of drafts.
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 60.0
+vllm:spec_decode_num_drafts_total{engine="1",model_name="m"} 40.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 50.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 25.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="0"} 20.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="m",position="1"} 5.0
+"""
+
+
+def test_acceptance_is_read_from_what_engines_count(heddle: Heddle, trace: Path, tmp_path: Path):
+    file = tmp_path / "metrics.txt"
+    file.write_text(METRICS)
+    counted = makespans(heddle, trace, "--speculation", f"eagle3:2:{file}")
+    assert counted == makespans(heddle, trace, "--speculation", "eagle3:2:0.7/0.3")
+    fewer = makespans(heddle, trace, "--speculation", f"eagle3:1:{file}")
+    assert fewer == makespans(heddle, trace, "--speculation", "eagle3:1:0.7")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "counts no drafts"), (METRICS.replace("60.0", "many"), "could not convert")],
+)
+def test_a_file_without_counters_of_drafts_is_refused(
+    refused: Refused, trace: Path, tmp_path: Path, text: str, said: str
+):
+    file = tmp_path / "metrics.txt"
+    file.write_text(text)
+    assert said in refused("compare", trace, *ON, "--speculation", f"eagle3:2:{file}")
+
+
+def config_json(folder: Path, **fields: object) -> Path:
+    """The configuration of a dense model of 8 layers, or with these fields instead."""
+    sizes = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "num_hidden_layers": 8,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 150_000,
+    }
+    folder.mkdir()
+    file = folder / "config.json"
+    file.write_text(json.dumps({**sizes, **fields}))
+    return file
+
+
+def test_heads_of_a_configuration_make_its_drafts(heddle: Heddle, trace: Path, tmp_path: Path):
+    model = config_json(tmp_path / "own-model", num_nextn_predict_layers=1)
+    head = config_json(
+        tmp_path / "head",
+        architectures=["LlamaForCausalLMEagle3"],
+        num_hidden_layers=1,
+        draft_vocab_size=32_000,
+    )
+    made = tmp_path / "own-model.json"
+    asked = ("--gpu", "h100", "--tp", "1", "--set", f"profile.head={head.parent}", "-o", made)
+    assert heddle("profile", "from-config", model, *asked).exit_code == 0
+    heads = json.loads(made.read_text())["heads"]
+    # 3 x 4096^2 + 2 x 4096 x 128 x 48 + 4096^2 + 3 x 4096 x 12288 + 32000 x 4096, of 2 bytes.
+    assert heads["eagle3"]["read_bytes"] == 2 * 399_507_456
+    assert heads["eagle3"]["kv_bytes_per_token"] == 4096
+    # 4096^2 x 2.5 of attention, 2 x 4096^2, the same MLP, and 150,000 x 4096.
+    assert heads["mtp"]["read_bytes"] == 2 * 840_892_416
+    on = ("--gpus", "1", "--policies", "verl", "--json", "--model", made)
+    plain = heddle("compare", trace, *on)
+    assert plain.exit_code == 0, plain.output
+    for method in ("mtp", "eagle3"):
+        result = heddle("compare", trace, *on, "--speculation", f"{method}:3:.9/.8/.7")
+        assert result.exit_code == 0, result.output
+        of = [
+            json.loads(each.stdout)["policies"][0]["makespan_s"]["mean"] for each in (result, plain)
+        ]
+        assert of[0] < of[1]
+
+
+def test_a_head_of_another_model_is_refused(refused: Refused, tmp_path: Path):
+    model = config_json(tmp_path / "own-model")
+    head = config_json(tmp_path / "head", target_hidden_size=5120)
+    said = refused(
+        "profile", "from-config", model, "--gpu", "h100", "--set", f"profile.head={head}"
+    )
+    assert "the head is of a model of hidden size 5,120, and own-model has 4,096" in said
 
 
 def test_a_drafter_that_leaves_no_kv_is_refused():
