@@ -13,6 +13,8 @@ def encode_profile(profile: Profile | TrainingFile) -> bytes:
     plain = _without_defaults(profile)
     if isinstance(profile, Profile):
         plain["source"] = _without_defaults(profile.source)
+        if not profile.heads:
+            del plain["heads"]
         for layout, entry in profile.tables.items():
             if entry.belief.filling is None:
                 del plain["tables"][layout]["belief"]["filling"]

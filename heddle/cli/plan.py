@@ -1,5 +1,6 @@
 """`heddle plan`: TP degrees of the engines, and groups of trajectories."""
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -89,29 +90,28 @@ def plan(
     export: tuple[Path, ...],
     **options: Any,
 ) -> None:
-    """Choose engines for a rollout of a trace, and say when it should end.
+    """Say what to run: policy, engines, slots and cluster for rollouts like a trace.
 
     With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget: which
     cluster to take. A table has the makespan on each, estimated and simulated, the bound, the best
     uniform TP degree (verl, simulated at every one) and the cost, the recommended row first.
     prices.h100 sets dollars.
 
-    With one cluster: TP degrees, and a group of trajectories for each engine, from what a policy
-    knows once all prompts have arrived: their number, the prompts, the predictor's first values,
-    and the history (--history); with policy.predictor = oracle from the true lengths.
-    policy.planner and policy.cost say how it is searched. The trace is then simulated under heddle
-    with this plan.
+    With one cluster: all shipped policies, each at every TP degree and number of running steps,
+    and with --speculation best at each setting of it, are simulated on rollouts that are drawn from
+    half of the prompts. The best is judged on the other half; its interval is that of one rollout.
+    --max-running fixes the number of running steps. plan.budget_s limits the search.
 
-    With cluster.roles the plan is of engines that decode, beside engines that prefill, simulated
-    with the lengths that it estimates; with --sweep cluster.roles=best, so are some splits of the
-    GPUs, and the best is taken.
+    With plan.search=false: the TP degrees and groups that `heddle` plans from what it knows at the
+    start, by policy.planner, policy.cost and policy.predictor, and the trace simulated with them.
+
+    With cluster.roles the plan is of engines that decode, beside engines that prefill; with --sweep
+    cluster.roles=best some splits of the GPUs are simulated, and the best is taken.
 
     With --regimes the trace stands for the batches of a training, which [loop] describes. Every
     split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
     simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
-    from heddle.cli.show_plan import show_plan
-    from heddle.cli.tables import answer
     from heddle.planning.cluster_sizes import RolloutLimits
 
     check_exports(export)
@@ -123,6 +123,7 @@ def plan(
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is not None:
         from heddle.cli.show_loop import show_loop_plan
+        from heddle.cli.tables import answer
 
         require(not several, ONE_CLUSTER)
         _refuse(context, ROLLOUT_ONLY, swept, LOOP_SWEPT, "leave out --regimes, or the option")
@@ -137,12 +138,13 @@ def plan(
         limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
-    _refuse(context, ("jobs",), {}, (), "sweep cluster.gpus or cluster.gpu to compare clusters")
-    found = _planned_rollout(config, best=best, speculation=speculation)
-    answer(found, show_plan, as_json=as_json)
-    if not as_json:
-        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
-    write_exports(found, export)
+    fixed = context.get_parameter_source("max_running") is ParameterSource.COMMANDLINE
+    if config.plan.search and not (best or config.cluster.roles or config.plan.estimate_only):
+        words = given_options(context, but=SEARCHED)
+        _search(config, speculation, words, export, jobs, fixed_slots=fixed, as_json=as_json)
+        return
+    _refuse(context, ("jobs",), {}, (), "it is of a search")
+    _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
 
 
 def _refuse(
@@ -163,6 +165,78 @@ def _refuse(
     useless += [f"--sweep {key}" for key in swept if key not in keys]
     if useless:
         raise ConfigError(f"{useless[0]} has no effect here: {remedy}")
+
+
+def _search(
+    config: "Config",
+    speculation: str | None,
+    words: list[str],
+    export: tuple[Path, ...],
+    jobs: int | None,
+    *,
+    fixed_slots: bool,
+    as_json: bool,
+) -> None:
+    """Search, print what to run, and write the files that start it."""
+    from heddle.cli.progress import progress
+    from heddle.cli.show_search import show_search
+    from heddle.cost.objective import prices_for
+    from heddle.planning.deployment import deployment_of_search
+    from heddle.search.result import search
+    from heddle.search.verdict import plain
+    from heddle.setup import Workspace
+
+    shared = Workspace()
+    pools = shared.profiles(config.cluster).pools
+    with progress("searching", "simulations") as bar:
+
+        def on_round(best: str, done: int, of: int) -> None:
+            bar.now(f"searching; best so far {best}" if best else "searching")
+            bar.at(done, of)
+
+        found = search(
+            config,
+            speculation=speculation,
+            slots=(config.cluster.max_running,) if fixed_slots else None,
+            prices=prices_for(config.plan.objective or "makespan", config.prices, pools),
+            jobs=jobs,
+            budget_s=config.plan.budget_s,
+            workspace=shared,
+            on_round=on_round if bar.seen else None,
+        )
+    if as_json:
+        click.echo(json.dumps(plain(found, words), allow_nan=False))
+    else:
+        show_search(found, words)
+    write_exports(deployment_of_search(found), export)
+
+
+SEARCHED = (
+    *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs"),
+    *("max_running", "speculation"),
+)
+"""Parameters that the command of a recommendation says itself, or does not have."""
+
+
+def _closed_form(
+    config: "Config",
+    export: tuple[Path, ...],
+    *,
+    best: bool,
+    speculation: str | None,
+    as_json: bool,
+) -> None:
+    """Plan as `heddle` does, print it, and write the files that start it."""
+    from heddle.cli.show_plan import show_plan
+    from heddle.cli.tables import answer
+    from heddle.planning.deployment import deployment_of_plan
+
+    found = _planned_rollout(config, best=best, speculation=speculation)
+    answer(found, show_plan, as_json=as_json)
+    if not as_json:
+        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
+    if export:
+        write_exports(deployment_of_plan(found), export)
 
 
 def _planned_rollout(config: "Config", *, best: bool, speculation: str | None) -> "Planned":

@@ -9,7 +9,7 @@ import rich_click as click
 from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
-    from heddle.planning.plan import Planned
+    from heddle.planning.deployment import Deployment
 
 
 def check_exports(paths: Sequence[Path]) -> None:
@@ -29,7 +29,7 @@ def check_exports(paths: Sequence[Path]) -> None:
             raise ConfigError(f"--export {file}: is written twice; name different files")
 
 
-def write_exports(plan: "Planned", paths: Sequence[Path]) -> None:
+def write_exports(plan: "Deployment", paths: Sequence[Path]) -> None:
     """Write the plan to all files, or to none that it cannot be said in.
 
     Raises:

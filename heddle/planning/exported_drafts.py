@@ -8,12 +8,12 @@ import json
 
 from heddle.cluster.drafters import methods_of
 from heddle.config_error import ConfigError
-from heddle.planning.plan import Planned
+from heddle.planning.deployment import Deployment
 from heddle_core.ids import EngineShape
 from heddle_rollout.speculation import GROUPED
 
 
-def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] | None:
+def speculative_config(plan: Deployment, shape: EngineShape) -> dict[str, object] | None:
     """vLLM's `speculative_config` for engines of a shape; None without drafts.
 
     Raises:
@@ -32,7 +32,7 @@ def speculative_config(plan: Planned, shape: EngineShape) -> dict[str, object] |
     return speculation.vllm_config(head)
 
 
-def other_frameworks(plan: Planned) -> list[str]:
+def other_frameworks(plan: Deployment) -> list[str]:
     """The same drafts as keys of SkyRL and slime, where the plan has some.
 
     slime's engines are SGLang's, whose number of drafts is one for all batch sizes.

@@ -7,23 +7,19 @@ its `rollout.router_config_path`; a bash script of `vllm serve`; the TOML of `he
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
+from heddle.planning.deployment import Deployment
 from heddle.planning.exported_drafts import other_frameworks, speculative_config
-from heddle.planning.plan import Planned
-from heddle.policy_inputs import NONE, PRIOR, SHIPPED, needs_oracle
+from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
 
 GPUS_PER_NODE: Final = 8
 FIRST_PORT: Final = 8000
-POLICY: Final = "heddle"
-"""Of verl's router, which leaves the engines to verl."""
-SERVED_POLICY: Final = "heddle+fixed+keep_engines"
-"""The same on the engines of the plan, which stay."""
 ROUTER: Final = "-router"
 """Ends the name, without suffix, of the second file for verl."""
 
@@ -54,14 +50,14 @@ def exported_files(path: Path) -> tuple[Path, ...]:
     return (path, _router_file(path)) if path.suffix == ".yaml" else (path,)
 
 
-def export(plan: Planned, path: Path) -> dict[Path, str]:
+def export(plan: Deployment, path: Path) -> dict[Path, str]:
     """The contents of each file of `exported_files`.
 
     Raises:
         ConfigError: the plan's engines cannot run there; the message has the reason.
     """
     exported_files(path)
-    if plan.config.cluster.roles:
+    if plan.cluster.roles:
         raise ConfigError(
             f"--export {path}: the plan has engines that only prefill, and no export connects "
             "them: plan without roles"
@@ -69,7 +65,7 @@ def export(plan: Planned, path: Path) -> dict[Path, str]:
     return _KINDS[path.suffix](plan, path)
 
 
-def placed_engines(plan: Planned) -> tuple[PlacedEngine, ...]:
+def placed_engines(plan: Deployment) -> tuple[PlacedEngine, ...]:
     """All engines of a plan on nodes of `GPUS_PER_NODE`, the widest first.
 
     GPUs that the plan leaves over are engines of the least TP degree, as in a run.
@@ -79,19 +75,18 @@ def placed_engines(plan: Planned) -> tuple[PlacedEngine, ...]:
     """
     size = {
         f"{gpu}-{number}": min(GPUS_PER_NODE, gpus - number * GPUS_PER_NODE)
-        for gpu, gpus in plan.problem.pools.items()
+        for gpu, gpus in plan.pools.items()
         for number in range(-(-gpus // GPUS_PER_NODE))
     }
     free = dict(size)
     placed = []
-    for number, spec in enumerate(plan.problem.resource_plan(plan.solved).engines):
-        shape = spec.shape
+    for number, (name, shape) in enumerate(plan.engines):
         node = _node(shape, free)
         first = size[node] - free[node]
         free[node] -= shape.gpus
         placed.append(
             PlacedEngine(
-                name=str(spec.engine),
+                name=name,
                 shape=shape,
                 node=node,
                 devices=tuple(range(first, first + shape.gpus)),
@@ -112,42 +107,27 @@ def _node(shape: EngineShape, free: Mapping[str, int]) -> str:
     )
 
 
-def uniform_plan(plan: Planned) -> tuple[EngineShape, float]:
+def uniform_engines(plan: Deployment) -> tuple[EngineShape, float]:
     """The one shape for all engines that ends first, and when, in seconds.
 
-    The estimate is that of the exact planner, whose groups are contiguous.
-
     Raises:
-        ConfigError: there are several GPU classes, or no shape divides the GPUs.
+        ConfigError: there are several GPU types, or no engines of one shape.
     """
-    problem = plan.problem
-    if len(problem.pools) > 1:
+    if len(plan.pools) > 1:
         raise ConfigError(
             "--export: all engines of verl have one shape, and this plan has GPUs of "
-            f"{', '.join(problem.pools)}: plan one class, or serve the mix by the gateway"
+            f"{', '.join(plan.pools)}: plan one class, or serve the mix by the gateway"
         )
-    (gpus,) = problem.pools.values()
-    found = []
-    for shape, cost in problem.by_shape.items():
-        if gpus % shape.gpus == 0:
-            alone = replace(problem, by_shape={shape: cost}, solver="exact").search()
-            found.append((alone.makespan_s, shape))
-    if not found:
-        raise ConfigError(
-            f"--export: {gpus} GPUs do not divide into engines of "
-            f"{', '.join(map(str, problem.by_shape))}: plan for another number of GPUs"
-        )
-    makespan_s, shape = min(found)
-    return shape, makespan_s
+    return plan.uniform()
 
 
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def _verl(plan: Planned, path: Path) -> dict[Path, str]:
-    shape, makespan_s = uniform_plan(plan)
+def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
+    shape, makespan_s = uniform_engines(plan)
     router = _router_file(path)
-    (gpus,) = plan.problem.pools.values()
+    (gpus,) = plan.pools.values()
     mix = [f"{count} x TP {each.tp}" for each, count in plan.mix.items()]
     about = [
         "verl's part of a plan by `heddle plan`; of your own configuration this replaces only",
@@ -161,7 +141,7 @@ def _verl(plan: Planned, path: Path) -> dict[Path, str]:
     if any(each != shape for each in plan.mix):
         about += [
             f"The plan is a mix, {', '.join(mix)}, estimated to end after "
-            f"{plan.solved.makespan_s:,.1f} s.",
+            f"{plan.makespan_s:,.1f} s.",
             f"All engines of verl have one TP degree: TP {shape.tp} ends first, after an estimated "
             f"{makespan_s:,.1f} s.",
             "A mix needs engines of your own behind `heddle serve`.",
@@ -171,7 +151,7 @@ def _verl(plan: Planned, path: Path) -> dict[Path, str]:
         "tensor_model_parallel_size": shape.tp,
         **({"data_parallel_size": shape.dp} if shape.dp > 1 else {}),
         **({"expert_parallel_size": shape.gpus} if shape.ep > 1 else {}),
-        "max_num_seqs": plan.problem.max_running,
+        "max_num_seqs": plan.cluster.max_running,
         "max_num_batched_tokens": _batched_tokens(plan, shape.gpu),
         "enable_chunked_prefill": True,
         "enable_prefix_caching": True,
@@ -185,13 +165,12 @@ def _verl(plan: Planned, path: Path) -> dict[Path, str]:
     lines += ["actor_rollout_ref:", "  rollout:", *_yaml(rollout, "    ")]
     knowledge = {
         "router_class": "heddle_verl.Router",
-        "model": _kept_path(plan.config.cluster.model),
+        "model": _kept_path(plan.cluster.model),
         "gpu": plan.profiles.classes[0].cluster.gpu,
-        **_knowledge(plan, POLICY),
+        **_knowledge(plan, plan.policy),
     }
-    tasks = {record.workload for record in plan.trace.records}
-    if len(tasks) == 1:
-        knowledge["task"] = tasks.pop()
+    if len(plan.tasks) == 1:
+        (knowledge["task"],) = plan.tasks
     head = ["The router that verl.yaml names: rollout.router_config_path."]
     return {
         path: "\n".join(lines) + "\n",
@@ -210,7 +189,7 @@ def _yaml(values: Mapping[str, object], indent: str) -> list[str]:
 # -- vLLM ------------------------------------------------------------------------------------------
 
 
-def _vllm(plan: Planned, path: Path) -> dict[Path, str]:
+def _vllm(plan: Deployment, path: Path) -> dict[Path, str]:
     engines = placed_engines(plan)
     nodes = list(dict.fromkeys(engine.node for engine in engines))
     several = len(nodes) > 1
@@ -248,7 +227,7 @@ def _vllm(plan: Planned, path: Path) -> dict[Path, str]:
     return {path: "\n".join([*lines, 'exit "$status"']) + "\n"}
 
 
-def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
+def serve_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
     """Options of `vllm serve` for an engine, beside its model and host."""
     shape, drafts = engine.shape, speculative_config(plan, engine.shape)
     return [
@@ -257,7 +236,7 @@ def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
         *("--tensor-parallel-size", str(shape.tp)),
         *(("--data-parallel-size", str(shape.dp)) if shape.dp > 1 else ()),
         *(("--enable-expert-parallel",) if shape.ep > 1 else ()),
-        *("--max-num-seqs", str(plan.problem.max_running)),
+        *("--max-num-seqs", str(plan.cluster.max_running)),
         *("--max-num-batched-tokens", str(_batched_tokens(plan, shape.gpu))),
         "--enable-prefix-caching",
         # The gateway's: token endpoints, and hits of the prefix cache.
@@ -268,7 +247,7 @@ def serve_arguments(plan: Planned, engine: PlacedEngine) -> list[str]:
     ]
 
 
-def _served(plan: Planned, engine: PlacedEngine) -> str:
+def _served(plan: Deployment, engine: PlacedEngine) -> str:
     devices = ",".join(map(str, engine.devices))
     return (
         f'CUDA_VISIBLE_DEVICES={devices} vllm serve "$MODEL" --host "$HOST" '
@@ -279,11 +258,11 @@ def _served(plan: Planned, engine: PlacedEngine) -> str:
 # -- the gateway -----------------------------------------------------------------------------------
 
 
-def _gateway(plan: Planned, path: Path) -> dict[Path, str]:
-    if len(plan.problem.pools) > 1:
+def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
+    if len(plan.pools) > 1:
         raise ConfigError(
             f"--export {path}: `heddle serve` has engines of one GPU class, and this plan has GPUs "
-            f"of {', '.join(plan.problem.pools)}: plan one class"
+            f"of {', '.join(plan.pools)}: plan one class"
         )
     engines = placed_engines(plan)
     nodes = list(dict.fromkeys(engine.node for engine in engines))
@@ -292,9 +271,9 @@ def _gateway(plan: Planned, path: Path) -> dict[Path, str]:
         raise ConfigError(
             f"--export {path}: `heddle serve` starts engines of several TP degrees on one machine "
             f"only, and these GPUs are {len(nodes)}: plan {GPUS_PER_NODE} GPUs, or one TP degree, "
-            f"as in --set cluster.tp_choices=[{uniform_plan(plan)[0].tp}]"
+            f"as in --set cluster.tp_choices=[{uniform_engines(plan)[0].tp}]"
         )
-    knowledge = _knowledge(plan, SERVED_POLICY)
+    knowledge = _knowledge(plan, plan.served_policy)
     policy = knowledge.pop("policy")
     command = f"  heddle serve -c {path.name} --policy {policy}"
     about = [f"The gateway of a plan by `heddle plan`, for {plan.profiles.model}: {_mix(plan)}."]
@@ -306,14 +285,14 @@ def _gateway(plan: Planned, path: Path) -> dict[Path, str]:
         about += ["Or it uses those of vllm.sh:", f"{command} --tp {tps[0]} {' '.join(urls)}"]
     if len(nodes) > 1:
         about.append(f"Put the addresses of your nodes in place of {', '.join(nodes)}.")
-    cluster = plan.config.cluster
+    cluster = plan.cluster
     values: dict[str, object] = {
         "model": _kept_path(cluster.model),
         "gpu": cluster.gpu,
         "gpus": sum(engine.shape.gpus for engine in engines),
         "tp": min(tps),
         "tp_choices": sorted(set(tps)),
-        "max_running": plan.problem.max_running,
+        "max_running": plan.cluster.max_running,
     }
     if len(set(tps)) > 1:
         values["mix"] = tps
@@ -336,18 +315,11 @@ def _toml(values: Mapping[str, object]) -> list[str]:
 # -- common ----------------------------------------------------------------------------------------
 
 
-def _knowledge(plan: Planned, preset: str) -> dict[str, str]:
-    """Policy, history and predictor of the plan, as configurations name them.
-
-    Agents that are served have no future to read: in place of an oracle the preset's predictor is
-    named.
-    """
-    policy = preset if plan.predictor == "learned" else f"{preset}+{plan.predictor}"
-    policy = preset if needs_oracle(policy) else policy
-    history = plan.history.name
+def _knowledge(plan: Deployment, policy: str) -> dict[str, str]:
+    """Policy, history and predictor, as configurations name them."""
+    history, model = plan.history, plan.predictor_model
     if history != NONE and not history.startswith(f"{PRIOR}:"):
         history = str(Path(history).absolute())
-    model = plan.config.predictor_model
     return {
         "policy": policy,
         "history": history,
@@ -360,12 +332,12 @@ def _kept_path(model: str) -> str:
     return str(Path(model).absolute()) if model.endswith(".json") else model
 
 
-def _batched_tokens(plan: Planned, gpu: str) -> int:
+def _batched_tokens(plan: Deployment, gpu: str) -> int:
     profile = plan.profiles.of(gpu).profile
     return (profile.engine or DEFAULT_SETTINGS).max_batched_tokens
 
 
-def _mix(plan: Planned) -> str:
+def _mix(plan: Deployment) -> str:
     return ", ".join(f"{count} x {shape}" for shape, count in plan.mix.items())
 
 
@@ -373,7 +345,7 @@ def _comments(lines: Sequence[str]) -> list[str]:
     return [" ".join(f"# {line}".splitlines()).rstrip() for line in lines]
 
 
-_KINDS: Final[Mapping[str, Callable[[Planned, Path], dict[Path, str]]]] = {
+_KINDS: Final[Mapping[str, Callable[[Deployment, Path], dict[Path, str]]]] = {
     ".yaml": _verl,
     ".sh": _vllm,
     ".toml": _gateway,

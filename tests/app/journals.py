@@ -21,6 +21,9 @@ Heddle: TypeAlias = Callable[..., Result]
 ONE_RUN = ("compare", "--policies", "verl", "--set", "report.page=false")
 """Words of a command that simulates one run; a further --policies names another policy."""
 
+CLOSED_FORM = ("--set", "plan.search=false")
+"""With which `heddle plan` does not search, but plans as `heddle` does."""
+
 
 def last_run(folder: str | Path = "runs") -> Path:
     """The run that began last in a folder of comparisons and runs."""

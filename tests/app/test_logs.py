@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heddle_trace import read_trace, write_trace
-from tests.app.journals import Heddle
+from tests.app.journals import CLOSED_FORM, Heddle
 from tests.trace.builders import call, record, step
 from tests.trace.imported_logs import FIXTURES
 
@@ -62,19 +62,19 @@ def test_json_has_what_import_and_resample_print(heddle: Heddle, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "schema"),
     [
-        ("plan", "--gpus", 2),
-        ("loop", "--regimes", "sync", "--gpus", 8),
+        (("plan", "--gpus", 2, *CLOSED_FORM), "heddle.plan/1"),
+        (("loop", "--regimes", "sync", "--gpus", 8), "heddle.loop/1"),
     ],
 )
-def test_plans_and_loops_take_logs_too(heddle: Heddle, words: tuple[object, ...]):
+def test_plans_and_loops_take_logs_too(heddle: Heddle, words: tuple[object, ...], schema: str):
     Path("heddle.toml").write_text(
         "[loop]\ntrain_gpus = 4\ngroups = 1\nsamples = 2\nbatches = 4\nrepeat = true\n"
     )
     done = heddle(words[0], TASKS, *words[1:], *DRAWN, "--json")
     assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["schema"] == f"heddle.{words[0]}/1"
+    assert json.loads(done.stdout)["schema"] == schema
 
 
 def test_rules_of_a_file_come_before_those_of_logs(heddle: Heddle):

@@ -22,7 +22,7 @@ from heddle_trace.files import write_trace
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
-from tests.app.journals import Heddle
+from tests.app.journals import CLOSED_FORM, Heddle
 
 CODING = ROOT / "traces" / "coding-512.jsonl.gz"
 
@@ -36,7 +36,7 @@ def coding(tmp_path: Path) -> Path:
 
 
 def planned(heddle: Heddle, *args: object) -> dict[str, Any]:
-    done = heddle("plan", *args, "--json")
+    done = heddle("plan", *CLOSED_FORM, *args, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -87,7 +87,7 @@ def test_the_oracle_reads_the_true_lengths_and_is_marked(heddle: Heddle, coding:
     )
     assert max(g["longest_tokens"] for g in found["groups"]) == true[-1]
     assert min(g["shortest_tokens"] for g in found["groups"]) == true[0]
-    said = heddle("plan", coding, "--set", "policy.predictor=oracle").stdout
+    said = heddle("plan", *CLOSED_FORM, coding, "--set", "policy.predictor=oracle").stdout
     assert "true lengths (oracle): no plan" in said
 
 
@@ -118,7 +118,7 @@ def test_groups_are_cut_from_longest_to_shortest(heddle: Heddle, coding: Path):
 def test_the_table_lists_the_inputs_of_the_plan_and_the_time_goes_to_stderr(
     heddle: Heddle, coding: Path
 ):
-    done = heddle("plan", coding, "--gpus", 4)
+    done = heddle("plan", *CLOSED_FORM, coding, "--gpus", 4)
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0] == "trace    some: 64 trajectories"
@@ -144,10 +144,10 @@ def test_an_estimate_far_off_by_guessed_lengths_names_the_remedy(
         write_trace(path, brief(synth("coding", 64, seed=seed, samples_per_group=8)))
     line = "take the replayed time, and name earlier rollouts of these tasks with --history"
     for history, said in (("none", "a guess"), ("prior:coding", "those of prior:coding")):
-        shown = heddle("plan", short, "--gpus", 4, "--history", history).stdout
+        shown = heddle("plan", *CLOSED_FORM, short, "--gpus", 4, "--history", history).stdout
         assert f"lengths  of the estimate are {said}: {line}" in shown
     for near in (("--history", earlier), ("--set", "policy.predictor=oracle")):
-        shown = heddle("plan", short, "--gpus", 4, *near).stdout
+        shown = heddle("plan", *CLOSED_FORM, short, "--gpus", 4, *near).stdout
         assert "replayed " in shown
         assert "lengths  " not in shown
 
@@ -167,7 +167,9 @@ def brief(records: Sequence[TrajectoryRecord]) -> list[TrajectoryRecord]:
 
 
 def test_equal_predictions_are_named_as_such(heddle: Heddle, coding: Path):
-    done = heddle("plan", coding, "--set", "policy.predictor=none", "--history", "none")
+    done = heddle(
+        "plan", *CLOSED_FORM, coding, "--set", "policy.predictor=none", "--history", "none"
+    )
     assert "alike for all, so that groups differ in number only" in done.stdout
 
 
@@ -178,7 +180,7 @@ def test_tp_degrees_that_cannot_hold_the_largest_context_are_left_out(heddle: He
     found = planned(heddle, coding, "--gpus", 8)
     assert found["cluster"]["tp_left_out"] == [1]
     assert {g["tp"] for g in found["groups"]} <= {2, 4, 8}
-    assert "left out TP 1: " in heddle("plan", coding, "--gpus", 8).stdout
+    assert "left out TP 1: " in heddle("plan", *CLOSED_FORM, coding, "--gpus", 8).stdout
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_tp_degrees_that_cannot_hold_the_largest_context_are_left_out(heddle: He
 def test_what_cannot_be_planned_is_refused(
     refused: Callable[..., str], coding: Path, args: tuple[str, ...], says: str
 ):
-    assert says in refused("plan", coding, *args)
+    assert says in refused("plan", *CLOSED_FORM, coding, *args)
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_its_needs(
@@ -206,7 +208,7 @@ def test_a_model_that_fits_nowhere_is_refused_with_its_needs(
 ):
     long = json.loads(coding.read_text().splitlines()[0]) | {"prompt_tokens": 9_000_000}
     coding.write_text(json.dumps(long) + "\n")
-    said = refused("plan", coding, "--gpus", "2")
+    said = refused("plan", *CLOSED_FORM, coding, "--gpus", "2")
     assert "no engine holds the largest context of the trace, 9,0" in said
     assert "Take more GPUs" in said
 
@@ -227,5 +229,7 @@ def test_a_run_makes_the_plan_that_was_shown(coding: Path, tmp_path: Path):
 def test_a_model_that_needs_more_gpus_is_refused_with_their_number(
     refused: Callable[..., str], coding: Path
 ):
-    said = refused("plan", coding, "--model", "qwen3-32b", "--gpu", "l40s", "--gpus", 1)
+    said = refused(
+        "plan", *CLOSED_FORM, coding, "--model", "qwen3-32b", "--gpu", "l40s", "--gpus", 1
+    )
     assert "qwen3-32b on l40s needs at least 2 GPUs, not 1" in said

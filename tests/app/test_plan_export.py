@@ -16,7 +16,8 @@ import pytest
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve, setting
-from heddle.planning.exports import GPUS_PER_NODE, placed_engines, uniform_plan
+from heddle.planning.deployment import deployment_of_plan
+from heddle.planning.exports import GPUS_PER_NODE, placed_engines, uniform_engines
 from heddle.planning.plan import Planned, plan
 from heddle.setup import prepare
 from heddle.workload import Workload
@@ -24,7 +25,7 @@ from heddle_core.plans import ResourcePlan
 from heddle_trace.files import write_trace
 from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
-from tests.app.journals import Heddle
+from tests.app.journals import CLOSED_FORM, Heddle
 from tests.runtime.vllm_bench import no_vllm
 
 KINDS = ("verl.yaml", "vllm.sh", "gateway.toml")
@@ -42,7 +43,7 @@ def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(heddle: Heddle, coding: Path, folder: Path, *more: object) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     options = [word for kind in KINDS for word in ("--export", folder / kind)]
-    done = heddle("plan", coding, *more, *options, "--json")
+    done = heddle("plan", *CLOSED_FORM, coding, *more, *options, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -122,7 +123,7 @@ def test_the_script_is_bash_and_passes_options_and_signals_on(
 
 
 def test_engines_of_several_nodes_are_started_on_each(heddle: Heddle, coding: Path, tmp_path: Path):
-    done = heddle("plan", coding, "--gpus", 20, "--export", tmp_path / "vllm.sh")
+    done = heddle("plan", *CLOSED_FORM, coding, "--gpus", 20, "--export", tmp_path / "vllm.sh")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "vllm.sh").read_text()
     for node in ("h100-0", "h100-1", "h100-2"):
@@ -182,7 +183,7 @@ def test_verl_gets_the_one_tp_degree_that_ends_first(
     heddle: Heddle, coding: Path, mixed: Planned, tmp_path: Path
 ):
     exported(heddle, coding, tmp_path, *MIXED)
-    shape, makespan_s = uniform_plan(mixed)
+    shape, makespan_s = uniform_engines(deployment_of_plan(mixed))
     assert len(mixed.mix) > 1
     text = (tmp_path / "verl.yaml").read_text()
     rollout = yaml_values(tmp_path / "verl.yaml")
@@ -269,7 +270,7 @@ def test_engines_of_one_degree_are_served_by_their_urls_too(
 def test_a_mix_on_several_machines_is_not_exported_to_the_gateway(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
-    done = heddle("plan", coding, "--gpus", 20, "--export", tmp_path / "g.toml")
+    done = heddle("plan", *CLOSED_FORM, coding, "--gpus", 20, "--export", tmp_path / "g.toml")
     assert done.exit_code == 2
     assert "starts engines of several TP degrees on one machine only" in done.stderr
     assert "plan     " in done.stdout  # the plan is not lost
@@ -296,7 +297,7 @@ def test_a_plan_of_several_classes_is_exported_to_vllm_only(
         "--set",
         'cluster.pool=[{gpu="h800",gpus=8},{gpu="h20",gpus=8}]',
     )
-    done = heddle("plan", coding, *pools, "--export", tmp_path / "v.sh")
+    done = heddle("plan", *CLOSED_FORM, coding, *pools, "--export", tmp_path / "v.sh")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "v.sh").read_text()
     assert "  h800-0)\n" in text
@@ -305,7 +306,7 @@ def test_a_plan_of_several_classes_is_exported_to_vllm_only(
         ("v.yaml", "all engines of verl have one shape"),
         ("v.toml", "`heddle serve` has engines of one GPU class"),
     ):
-        done = heddle("plan", coding, *pools, "--export", tmp_path / kind)
+        done = heddle("plan", *CLOSED_FORM, coding, *pools, "--export", tmp_path / kind)
         assert done.exit_code == 2
         assert says in done.stderr
         assert not (tmp_path / kind).exists()
@@ -315,7 +316,7 @@ def test_every_engine_has_gpus_of_its_own_on_one_node(coding: Path):
     config = resolve(
         [ConfigSource("t", {"trace": str(coding), "cluster": {"gpus": 27, "max_running": 8}})]
     )
-    engines = placed_engines(plan(config))
+    engines = placed_engines(deployment_of_plan(plan(config)))
     taken = [(engine.node, device) for engine in engines for device in engine.devices]
     assert len(taken) == len(set(taken)) == 27
     assert all(len(engine.devices) == engine.shape.gpus for engine in engines)
@@ -347,7 +348,7 @@ def test_names_of_a_profile_cannot_run_commands(heddle: Heddle, coding: Path, tm
     profile["model"] = "a';touch hacked;'$(touch hacked)"
     own = tmp_path / "own.json"
     own.write_text(json.dumps(profile))
-    done = heddle("plan", coding, "--model", own, "--export", tmp_path / "v.sh")
+    done = heddle("plan", *CLOSED_FORM, coding, "--model", own, "--export", tmp_path / "v.sh")
     assert done.exit_code == 0, done.output
     subprocess.run(
         ["bash", tmp_path / "v.sh"],
@@ -385,7 +386,7 @@ def test_what_cannot_be_exported_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.sh").mkdir()
-    done = heddle("plan", coding, *words)
+    done = heddle("plan", *CLOSED_FORM, coding, *words)
     assert done.exit_code == 2, done.output
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -395,7 +396,7 @@ def test_what_cannot_be_exported_is_refused(
 def test_a_file_that_exists_is_not_replaced(heddle: Heddle, coding: Path, tmp_path: Path):
     router = tmp_path / "verl-router.yaml"
     router.write_text("mine")
-    done = heddle("plan", coding, "--export", tmp_path / "verl.yaml")
+    done = heddle("plan", *CLOSED_FORM, coding, "--export", tmp_path / "verl.yaml")
     assert done.exit_code == 2
     assert f"{router}: exists; name another file, or remove it" in done.stderr
     assert router.read_text() == "mine"

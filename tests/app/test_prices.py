@@ -29,7 +29,7 @@ from heddle_sim.profile_files import PROFILE_FOLDER, read_profile
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.app.conftest import ROOT
-from tests.app.journals import ONE_RUN, Heddle, run_of
+from tests.app.journals import CLOSED_FORM, ONE_RUN, Heddle, run_of
 
 Refused = Callable[..., str]
 
@@ -281,7 +281,7 @@ def test_a_wrong_price_is_one_message(
     cluster = ("--gpus", 2, "--max-running", 2)
     assert said in refused(*ONE_RUN, trace, *cluster, *wrong)
     assert said in refused("compare", trace, "--policies", "verl", *cluster, *wrong)
-    assert said in refused("plan", trace, *cluster, *wrong)
+    assert said in refused("plan", *CLOSED_FORM, trace, *cluster, *wrong)
 
 
 def test_a_wrong_price_in_a_file_names_file_and_key(tmp_path: Path):
@@ -319,7 +319,7 @@ def test_ranking_by_cost_needs_every_price(refused: Refused, trace: Path, tmp_pa
     own = ("--model", own_class(tmp_path, "mine"), "--set", "plan.objective=cost")
     said = "mine has none: give --set prices.mine=DOLLARS"
     assert said in refused("compare", trace, "--policies", "verl", *own, "--gpus", 2)
-    assert said in refused("plan", trace, *own, "--gpus", 2)
+    assert said in refused("plan", *CLOSED_FORM, trace, *own, "--gpus", 2)
     assert not list(Path().iterdir()), "refused before anything runs"
 
 
@@ -432,7 +432,7 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output
     assert "h100 at $36.00 a GPU-hour (given)" in shown.output
-    planned = heddle("plan", prompts, *options, "--set", "plan.objective=cost")
+    planned = heddle("plan", *CLOSED_FORM, prompts, *options, "--set", "plan.objective=cost")
     assert planned.exit_code == 0, planned.output
     assert "best by cost" in planned.output
     assert "plan.objective=cost" in planned.output.splitlines()[-1]

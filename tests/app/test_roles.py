@@ -26,7 +26,7 @@ from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.ids import EngineShape
-from tests.app.journals import ONE_RUN, Heddle, run_of
+from tests.app.journals import CLOSED_FORM, ONE_RUN, Heddle, run_of
 
 GIVEN = (
     "--gpus",
@@ -337,7 +337,7 @@ def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(
 
 
 def planned(heddle: Heddle, *args: object) -> dict[str, Any]:
-    done = heddle("plan", *args, "--json")
+    done = heddle("plan", *CLOSED_FORM, *args, "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -384,7 +384,9 @@ def test_the_best_split_of_a_plan_is_the_first_of_those_simulated(heddle: Heddle
             )
             again = planned(heddle, trace, "--gpus", 8, *options)
             assert again["simulated_makespan_s"] == split["simulated_makespan_s"]
-    shown = heddle("plan", trace, "--gpus", "8", "--sweep", "cluster.roles=best").stdout
+    shown = heddle(
+        "plan", *CLOSED_FORM, trace, "--gpus", "8", "--sweep", "cluster.roles=best"
+    ).stdout
     assert "s simulated with the estimated lengths" in shown
     assert "every engine does both" in shown
     assert shown.count(" x\n") == 3
@@ -465,4 +467,4 @@ def test_what_a_plan_simulates_has_its_estimates_and_no_length_of_the_trace(
 def test_roles_that_cannot_be_planned_are_refused(
     refused: Callable[..., str], trace: Path, options: tuple[str, ...], said: str
 ):
-    assert said in refused("plan", trace, *options)
+    assert said in refused("plan", *CLOSED_FORM, trace, *options)

@@ -22,7 +22,7 @@ from heddle.planning.cluster_sizes import (
 )
 from heddle.planning.sizing import size_clusters
 from heddle_core.ids import EngineShape
-from tests.app.journals import Heddle
+from tests.app.journals import CLOSED_FORM, Heddle
 
 
 @pytest.fixture
@@ -179,7 +179,9 @@ def test_a_class_without_a_price_is_refused_where_dollars_decide(trace: Path):
 
 
 def test_the_table_has_the_recommended_row_first_and_the_errors(heddle: Heddle, trace: Path):
-    done = heddle("plan", trace, "--sweep", "cluster.gpus=1,2", "--deadline", "1h", "--jobs", 1)
+    done = heddle(
+        "plan", *CLOSED_FORM, trace, "--sweep", "cluster.gpus=1,2", "--deadline", "1h", "--jobs", 1
+    )
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     take = next(line for line in lines if line.startswith("take     "))
@@ -243,11 +245,11 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
     heddle: Heddle, refused: Callable[..., str], trace: Path
 ):
     model = ("--model", "qwen3-32b", "--gpu", "l40s", "--set", "plan.estimate_only=true")
-    done = heddle("plan", trace, "--sweep", "cluster.gpus=1,4", *model)
+    done = heddle("plan", *CLOSED_FORM, trace, "--sweep", "cluster.gpus=1,4", *model)
     assert done.exit_code == 0, done.output
     assert "left out 1 x l40s: " in done.stdout
     assert "no cluster of these serves the trace: " in refused(
-        "plan", trace, "--gpus", "1", "--deadline", "5m", *model
+        "plan", *CLOSED_FORM, trace, "--gpus", "1", "--deadline", "5m", *model
     )
 
 
@@ -280,13 +282,15 @@ def test_a_cluster_that_cannot_hold_the_trace_is_left_out_and_none_is_an_error(
 def test_what_cannot_be_compared_is_refused_in_one_message(
     refused: Callable[..., str], trace: Path, args: tuple[str, ...], said: str
 ):
-    assert said in refused("plan", trace, *args)
+    assert said in refused("plan", *CLOSED_FORM, trace, *args)
 
 
 def test_one_cluster_is_planned_and_simulated_as_it_is(heddle: Heddle, trace: Path):
-    done = json.loads(heddle("plan", trace, "--gpus", 2, "--json").stdout)
+    done = json.loads(heddle("plan", *CLOSED_FORM, trace, "--gpus", 2, "--json").stdout)
     alone = json.loads(
-        heddle("plan", trace, "--gpus", 2, "--set", "plan.estimate_only=true", "--json").stdout
+        heddle(
+            "plan", *CLOSED_FORM, trace, "--gpus", 2, "--set", "plan.estimate_only=true", "--json"
+        ).stdout
     )
     assert done["trace_makespan_s"] > 0.0
     error = done["estimated_makespan_s"] / done["trace_makespan_s"] - 1.0

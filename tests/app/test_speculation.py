@@ -18,7 +18,7 @@ from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_sim.drafted_tables import Drafter, with_drafter
 from heddle_sim.profile_files import ProfileError
 from heddle_trace import synth, write_trace
-from tests.app.journals import Heddle
+from tests.app.journals import CLOSED_FORM, Heddle
 
 PUBLISHED = "eagle3:3:0.886/0.770/0.663"
 ON = ("--model", "qwen3-8b", "--gpus", "4", "--max-running", "4")
@@ -90,7 +90,9 @@ def test_the_table_says_where_acceptance_is_from(heddle: Heddle, trace: Path):
 
 
 def test_a_plan_takes_the_drafts_that_it_estimates_to_be_fastest(heddle: Heddle, trace: Path):
-    result = heddle("plan", trace, *ON, "--speculation", "eagle3:best:0.9/0.8/0.7", "--json")
+    result = heddle(
+        "plan", *CLOSED_FORM, trace, *ON, "--speculation", "eagle3:best:0.9/0.8/0.7", "--json"
+    )
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)["cluster"]
     tried = found["speculations_s"]
@@ -143,7 +145,7 @@ def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):
     files = [
         word for name in ("verl.yaml", "vllm.sh", "gateway.toml") for word in ("--export", name)
     ]
-    result = heddle("plan", trace, *ON, "--speculation", setting, *files)
+    result = heddle("plan", *CLOSED_FORM, trace, *ON, "--speculation", setting, *files)
     assert result.exit_code == 0, result.output
     config = '"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 1000000, 1]]'
     assert config in Path("verl.yaml").read_text()

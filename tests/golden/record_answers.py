@@ -159,7 +159,7 @@ def translated(step: str, tables: Mapping[str, Any]) -> str:
             continue
         value = None if word in tables["valueless"]["options"] else next(rest)
         made += _option(verb, word, value, tables, step)
-    return shlex.join(made)
+    return shlex.join([*made, *shlex.split(tables["added"].get(verb, ""))])
 
 
 def _option(

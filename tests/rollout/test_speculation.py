@@ -56,7 +56,7 @@ def test_schedules_expand_as_in_vllm() -> None:
         ("mtp:2:0.9/0.8/0.7", "3 values for 2 drafts"),
         ("mtp:2:0.9/1.2", "an acceptance of 1.2 is no chance"),
         ("mtp:2:nan", "an acceptance of nan is no chance"),
-        ("mtp:2:", "is not numbers with slashes between"),
+        ("mtp:2:", "is neither numbers with slashes between"),
     ],
 )
 def test_what_no_engine_can_be_set_to_is_refused(text: str, said: str) -> None:

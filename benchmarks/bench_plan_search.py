@@ -1,0 +1,146 @@
+"""What `heddle plan` recommends, on prompts that it has not seen.
+
+Each trace is divided by prompts. The search has one half; on the other, every shipped policy at
+every TP degree, and at two numbers of slots, tells what was best in hindsight. Prints a line of
+JSON for each cell, and the summary: `python -m benchmarks.bench_plan_search`.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.tuning import Variant, tuning, with_policy
+from heddle.config import MissingConfig, RunConfig
+from heddle.cost.prices import prices_of
+from heddle.search.makespan import simulated_makespan_s
+from heddle.search.race import with_slots
+from heddle.search.result import search, shipped
+from heddle.setup import Workspace, prepare
+from heddle_trace import read_trace, synth, write_trace
+from heddle_trace.table import Records
+
+SLOTS = (100, 256)
+SHARED = Path(__file__).parents[2] / "shared" / "traces"
+RECORDED = ("hotpotqa_react", "tau2_retail", "tau_airline", "tbench_mini")
+WORKLOADS = ("coding", "search", "math")
+FILLED = MissingConfig(
+    tool_s="typical", output_tokens="sample", prompt_tokens="sample", tool_tokens="sample"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all cells that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, nargs="*", default=[8])
+    parser.add_argument("--trajectories", type=int, default=1600, help="of synthetic workloads")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=[*RECORDED, *WORKLOADS])
+    given = parser.parse_args(arguments)
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, gpus, seed in product(given.only, given.gpus, range(given.seeds)):
+            for history in ("prior", "none") if name in WORKLOADS else ("none", "half"):
+                files = _halves(name, given.trajectories, seed, Path(folder))
+                cells.append(_cell(name, gpus, seed, history, *files))
+                print(json.dumps(cells[-1]), flush=True)
+    print(json.dumps(summary(cells)))
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all cells: the recommendation against hindsight and against tuned verl, and coverage."""
+    ratios = [cell["of_hindsight"] for cell in cells]
+    return {
+        "cells": len(cells),
+        "of_hindsight": {"mean": fmean(ratios), "least": min(ratios)},
+        "within_2_percent": fmean(ratio >= 0.98 for ratio in ratios),
+        "over_tuned_verl": {
+            "mean": fmean(cell["over_tuned_verl"] for cell in cells),
+            "least": min(cell["over_tuned_verl"] for cell in cells),
+        },
+        "covered": fmean(cell["low"] <= cell["makespan_s"] <= cell["high"] for cell in cells),
+        "search_s": {"mean": fmean(cell["search_s"] for cell in cells)},
+    }
+
+
+def _halves(name: str, trajectories: int, seed: int, folder: Path) -> tuple[Path, Path, Path]:
+    """The half to search on, the half to judge on, and a history of the first."""
+    if name in WORKLOADS:
+        records = [synth(name, trajectories, 7 + 100 * seed + k, 16) for k in range(2)]
+        halves = [Records.of(each) for each in records]
+    else:
+        whole = Records.of(read_trace(SHARED / f"{name}.jsonl.gz").records)
+        members = list(whole.trajectory("group_id").occurring().values())
+        order = np.random.default_rng(seed).permutation(len(members))
+        middle = len(members) // 2
+        halves = [
+            whole.take(np.concatenate([members[k] for k in own]))
+            for own in (order[:middle], order[middle:])
+        ]
+    paths = [folder / f"{part}.jsonl.gz" for part in ("searched", "unseen", "history")]
+    # The history's order is another: a history that is the trace itself is refused.
+    for path, half in zip(paths, (*halves, halves[0].take(slice(None, None, -1))), strict=True):
+        write_trace(path, half)
+    return paths[0], paths[1], paths[2]
+
+
+def _cell(
+    name: str, gpus: int, seed: int, history: str, searched: Path, unseen: Path, earlier: Path
+) -> dict[str, Any]:
+    cluster = ClusterConfig(model="qwen3-14b", gpu="h100", gpus=gpus, over_capacity="drop")
+    known = str(earlier) if history == "half" else history
+    config = RunConfig(trace=str(searched), cluster=cluster, history=known, missing=FILLED)
+    found = search(config, prices=prices_of({}, ["h100"]))
+    later = replace(config, trace=str(unseen))
+    shared = Workspace()
+    settings = tuning(later, tps="best", workspace=shared)
+    later = replace(later, cluster=settings.base)
+    every = settings.variants(later, shipped(later), shared)
+    times: dict[Variant, float] = {}
+    for each in (with_slots(each, slots) for each in every for slots in SLOTS):
+        times[each] = _makespan_s(later, each, shared, 1.2 * min(times.values(), default=1e9))
+    best = found.best.candidate
+    began_s = time.perf_counter()
+    mine_s = _makespan_s(later, best, shared)
+    one_s = time.perf_counter() - began_s
+    verl = next(j.candidate for j in found.judged if j.candidate.policy == "verl")
+    hindsight = min(times, key=lambda each: times[each])
+    return {
+        "trace": name,
+        "gpus": gpus,
+        "seed": seed,
+        "history": history,
+        "trajectories": shared.workload(later).trajectories,
+        "recommended": f"{best.name}/{best.cluster.max_running}",
+        "hindsight": f"{hindsight.name}/{hindsight.cluster.max_running}",
+        "makespan_s": mine_s,
+        "hindsight_s": times[hindsight],
+        "of_hindsight": min(1.0, times[hindsight] / mine_s),
+        "over_tuned_verl": _makespan_s(later, verl, shared) / mine_s,
+        "low": found.best.makespan_s.low,
+        "high": found.best.makespan_s.high,
+        "simulations": found.simulations,
+        "search_s": round(found.seconds, 1),
+        "one_simulation_s": round(one_s, 3),
+    }
+
+
+def _makespan_s(
+    config: RunConfig, candidate: Variant, workspace: Workspace, stop_s: float = float("inf")
+) -> float:
+    mine = with_policy(config, candidate.policy, candidate.cluster)
+    workload = workspace.workload(config)
+    return simulated_makespan_s(prepare(mine, workspace=workspace, workload=workload), stop_s)
+
+
+if __name__ == "__main__":
+    main()

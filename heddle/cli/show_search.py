@@ -1,0 +1,61 @@
+"""What a search recommends, as text."""
+
+import shlex
+from collections.abc import Sequence
+
+import rich_click as click
+
+from heddle.cli.tables import cost_cells, fact, show_rows
+from heddle.comparison.tuning import without_acceptance
+from heddle.search.result import Judged, SearchResult
+from heddle.search.verdict import command_of, faster, verdict
+
+
+def show_search(result: SearchResult, words: Sequence[str]) -> None:
+    """The verdict, the candidates that were judged, and how to run the best.
+
+    `words` are trace and options of the command that it names.
+    """
+    work, profiles = result.setup.workload, result.setup.profiles
+    click.echo(verdict(result))
+    click.echo()
+    rows = [*result.judged]
+    comes = result.as_it_comes
+    if comes is not None and comes not in rows:
+        rows.append(comes)
+    show_rows([_row(result, each) for each in rows])
+    click.echo(
+        f"means and 95 % prediction intervals of one rollout, over {result.draws} that are drawn "
+        "from prompts that the search has not seen"
+    )
+    click.echo()
+    facts = [f"{work.trajectories:,} trajectories", *(work.fill.assumptions if work.fill else ())]
+    if work.dropped:
+        facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
+    fact("trace", f"{work.trace.name}: {'; '.join(facts)}")
+    fact("cluster", f"{profiles.hardware()}, {profiles.model}{profiles.layout_label}")
+    fact("history", result.setup.history.name)
+    fact("prices", result.prices.text(profiles.pools))
+    if result.ties:
+        fact("ties", f"not told apart from the best, and not simpler: {'; '.join(result.ties)}")
+    early = "" if result.complete else "; stopped early: the best so far"
+    fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
+    fact("next", shlex.join(command_of(result.best, words)))
+    fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
+
+
+def _row(result: SearchResult, each: Judged) -> dict[str, str]:
+    candidate, spread = each.candidate, each.makespan_s
+    drafts = candidate.cluster.speculation
+    ratio = faster(result.best, each)
+    paid = dict(zip(("GPU-hours", "$"), cost_cells(result.cost(each)), strict=False))
+    return {
+        "policy": candidate.policy,
+        "engines": ", ".join(f"{count} x TP {shape.tp}" for shape, count in each.engines),
+        "slots": str(candidate.cluster.max_running),
+        **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
+        "makespan_s": f"{spread.mean:,.1f}",
+        "of one rollout": f"{spread.low:,.0f} to {spread.high:,.0f}",
+        "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
+        **paid,
+    }

@@ -1,0 +1,143 @@
+"""Engines, and the policy over them, as files that start them need it."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClusterProfiles
+from heddle.config_error import ConfigError
+from heddle.planning.plan import Planned
+from heddle.policy_inputs import needs_oracle
+from heddle_core.ids import EngineShape
+from heddle_rollout.speculation import Speculation
+
+if TYPE_CHECKING:
+    from heddle.search.result import SearchResult
+
+POLICY: Final = "heddle"
+"""Of verl's router, which leaves the engines to verl."""
+SERVED_POLICY: Final = "heddle+fixed+keep_engines"
+"""The same on engines that are there, which stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What an export writes down."""
+
+    cluster: ClusterConfig
+    """With its number of running steps."""
+    profiles: ClusterProfiles
+    engines: tuple[tuple[str, EngineShape], ...]
+    """Names and shapes, the widest first."""
+    policy: str
+    """Of a router that does not start engines."""
+    served_policy: str
+    """Of the gateway."""
+    history: str
+    predictor_model: str
+    tasks: frozenset[str]
+    """Of the trace's trajectories."""
+    uniform: Callable[[], tuple[EngineShape, float]]
+    """The best engines of one shape, and their makespan in seconds.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    makespan_s: float
+
+    @property
+    def mix(self) -> dict[EngineShape, int]:
+        """Engines of each shape, the widest first."""
+        return dict(Counter(shape for _, shape in self.engines))
+
+    @property
+    def pools(self) -> Mapping[str, int]:
+        """GPUs by type."""
+        return self.profiles.pools
+
+    def drafts(self) -> dict[EngineShape, Speculation]:
+        """Speculative decoding, by shape; empty without."""
+        found = {}
+        for shape in self.mix:
+            drafts = self.profiles.of(shape.gpu).drafts(shape.tp)
+            if drafts is not None:
+                found[shape] = drafts.speculation
+        return found
+
+
+def deployment_of_plan(plan: Planned) -> Deployment:
+    """The deployment of a closed-form plan.
+
+    GPUs that the plan leaves over are engines of the least TP degree, as in a run.
+    """
+    engines = plan.problem.resource_plan(plan.solved).engines
+    policies = [
+        preset
+        if plan.predictor == "learned" or needs_oracle(f"+{plan.predictor}")
+        else f"{preset}+{plan.predictor}"
+        for preset in (POLICY, SERVED_POLICY)
+    ]
+    return Deployment(
+        cluster=replace(plan.config.cluster, max_running=plan.problem.max_running),
+        profiles=plan.profiles,
+        engines=tuple((str(spec.engine), spec.shape) for spec in engines),
+        policy=policies[0],
+        served_policy=policies[1],
+        history=plan.history.name,
+        predictor_model=plan.config.predictor_model,
+        tasks=frozenset(record.workload for record in plan.trace.records),
+        uniform=lambda: _uniform_plan(plan),
+        makespan_s=plan.solved.makespan_s,
+    )
+
+
+def deployment_of_search(found: "SearchResult") -> Deployment:
+    """The deployment of what a search recommends."""
+    setup, best = found.setup, found.best
+    shapes = [shape for shape, count in best.engines for _ in range(count)]
+    policy = best.candidate.policy
+    mine = policy.startswith(f"{POLICY}+") or policy == POLICY
+
+    def uniform() -> tuple[EngineShape, float]:
+        for each in found.judged:
+            if len(each.engines) == 1:
+                return each.engines[0][0], each.makespan_s.mean
+        raise ConfigError("--export: no engines of one shape were judged: name --policies verl")
+
+    return Deployment(
+        cluster=best.candidate.cluster,
+        profiles=setup.profiles,
+        engines=tuple((f"e{number}", shape) for number, shape in enumerate(shapes)),
+        policy=POLICY if mine else policy,
+        served_policy=SERVED_POLICY if mine else policy,
+        history=setup.history.name,
+        predictor_model=setup.config.predictor_model,
+        tasks=frozenset(setup.workload.scripts.trajectory("task").words),
+        uniform=uniform,
+        makespan_s=best.makespan_s.mean,
+    )
+
+
+def _uniform_plan(plan: Planned) -> tuple[EngineShape, float]:
+    """The one shape for all engines that ends first by the estimate of the exact planner, whose
+    groups are contiguous.
+
+    Raises:
+        ConfigError: no shape divides the GPUs.
+    """
+    problem = plan.problem
+    (gpus,) = problem.pools.values()
+    found = []
+    for shape, cost in problem.by_shape.items():
+        if gpus % shape.gpus == 0:
+            alone = replace(problem, by_shape={shape: cost}, solver="exact").search()
+            found.append((alone.makespan_s, shape))
+    if not found:
+        raise ConfigError(
+            f"--export: {gpus} GPUs do not divide into engines of "
+            f"{', '.join(map(str, problem.by_shape))}: plan for another number of GPUs"
+        )
+    makespan_s, shape = min(found)
+    return shape, makespan_s

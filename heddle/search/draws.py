@@ -1,0 +1,65 @@
+"""Rollouts that are drawn from the prompts of a trace: half to search on, half to judge on.
+
+A rollout of the trace's own number of groups is drawn from the groups of one half, with repetition
+(bootstrap). A setting that was chosen on the first half is judged on prompts that nothing has seen.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from heddle.config_error import ConfigError
+from heddle.workload import Workload
+from heddle_trace.columns import TraceColumn
+from heddle_trace.table import Scripts
+
+Half: TypeAlias = Literal["search", "judge"]
+
+LEAST_GROUPS: Final = 4
+"""Of a trace that is halved."""
+_TAG: Final = 0x5EA2C4
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One drawn rollout."""
+
+    half: Half
+    number: int
+
+
+def check_groups(scripts: Scripts) -> None:
+    """Refuse a trace whose halves would be no sample.
+
+    Raises:
+        ConfigError: it has fewer than `LEAST_GROUPS` groups.
+    """
+    groups = len(scripts.trajectory("group").occurring())
+    if groups < LEAST_GROUPS:
+        raise ConfigError(
+            f"the trace has {groups} groups of samples: half of them is searched on and half is "
+            f"judged on, which takes {LEAST_GROUPS} groups at least. Give more prompts "
+            "(heddle trace synth, heddle trace import)"
+        )
+
+
+def drawn(workload: Workload, draw: Draw, seed: int) -> Workload:
+    """Return a rollout of as many groups as the workload has, from one half of them."""
+    scripts = workload.scripts
+    members = list(scripts.trajectory("group").occurring().items())
+    order = np.random.default_rng([seed, _TAG]).permutation(len(members))
+    middle = len(members) // 2
+    half = order[:middle] if draw.half == "search" else order[middle:]
+    rng = np.random.default_rng([seed, _TAG, draw.half == "judge", draw.number])
+    chosen = [members[place] for place in rng.choice(half, len(members)).tolist()]
+    places = np.concatenate([own for _, own in chosen])
+    sizes = [len(own) for _, own in chosen]
+    group = TraceColumn(
+        "word",
+        np.repeat(np.arange(len(chosen), dtype=np.int32), sizes),
+        [f"{name}~{k}" for k, (name, _) in enumerate(chosen)],
+    )
+    taken = scripts.take(places)
+    ids = [f"{id}~{k}" for id, k in zip(taken.ids, group.values.tolist(), strict=True)]
+    return replace(workload, scripts=taken.changed(ids, {"group": group}), trajectories=len(places))

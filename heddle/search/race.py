@@ -1,0 +1,188 @@
+"""The race of candidates: all on one drawn rollout, fewer on more, the last on unseen prompts.
+
+Draws are the same for all candidates. A simulation that passes what it had to beat is stopped.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import fmean
+from typing import Final, TypeAlias
+
+from heddle.comparison.estimates import estimate
+from heddle.comparison.tuning import Variant, with_policy
+from heddle.config import RunConfig
+from heddle.executor import Report
+from heddle.executor_choice import run_all
+from heddle.search.draws import Draw, Half, drawn
+from heddle.search.makespan import simulated_makespan_s
+from heddle.setup import Workspace, prepare
+
+WIDE: Final = 1.25
+"""Times the best, at which a simulation of the first rounds is stopped."""
+NEAR: Final = 1.1
+"""The same of later rounds."""
+SETTINGS_KEPT: Final = 8
+"""Settings for which other numbers of running steps are tried."""
+FINALISTS: Final = 10
+"""Candidates of the second and third drawn rollouts."""
+LAST: Final = 5
+"""Candidates of all further ones."""
+JUDGED: Final = 4
+"""Policies that are judged, beside those that are always."""
+TRAJECTORIES: Final = 4_000
+"""Trajectories of all draws together that a finalist runs."""
+TIE: Final = 0.01
+"""A candidate that is this near to the best ties with it, where draws do not tell them apart."""
+NEVER: Final = float("inf")
+
+OnRound: TypeAlias = Callable[[str, int, int], None]
+"""Called with the best so far, and the numbers of simulations done and of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A candidate on a drawn rollout."""
+
+    candidate: Variant
+    draw: Draw
+    stop_s: float
+
+
+class Race:
+    """Makespans of candidates by draw."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        workspace: Workspace,
+        *,
+        jobs: int | None = None,
+        budget_s: float | None = None,
+        on_round: OnRound | None = None,
+    ) -> None:
+        """`config` has the cluster whose workload is drawn from."""
+        self._config, self._workspace, self._jobs = config, workspace, jobs
+        self._ends_s = None if budget_s is None else time.monotonic() + budget_s
+        self._on_round = on_round
+        self._workload = workspace.workload(config)
+        self._steps = sum(len(script.steps) for script in self._workload.scripts)
+        self.simulations = 0
+        self.made: dict[Half, dict[Variant, dict[int, float]]] = {
+            "search": defaultdict(dict),
+            "judge": defaultdict(dict),
+        }
+        """Makespan by candidate and number of the draw; infinite where it was stopped."""
+
+    @property
+    def draws(self) -> int:
+        """Drawn rollouts of each half."""
+        return max(4, min(8, TRAJECTORIES // self._workload.trajectories))
+
+    @property
+    def over(self) -> bool:
+        """Whether the time of the search is spent."""
+        return self._ends_s is not None and time.monotonic() >= self._ends_s
+
+    def run(
+        self,
+        candidates: Iterable[Variant],
+        draws: Sequence[int],
+        *,
+        half: Half = "search",
+        within: float = NEVER,
+        always: bool = False,
+    ) -> None:
+        """Simulate what is missing; stopped at `within` times the best of each draw.
+
+        Nothing begins once the time is spent, unless `always`.
+        """
+        made = self.made[half]
+        jobs = []
+        for number in draws:
+            known = [each[number] for each in made.values() if number in each]
+            stop_s = within * min(known, default=NEVER)
+            jobs += [
+                Job(each, Draw(half, number), stop_s)
+                for each in dict.fromkeys(candidates)
+                if number not in made.get(each, {})
+            ]
+        if not jobs or (self.over and not always):
+            return
+        watch = None
+        if self._on_round is not None:
+            best = self.ranked()[0].name if self.made["search"] else ""
+            watch = partial(self._watched, best, len(jobs))
+        found = run_all(
+            "processes",
+            (self._workspace, self._config),
+            _makespan_s,
+            jobs,
+            jobs=self._jobs,
+            steps=len(jobs) * self._steps,
+            out=None,
+            watch=watch,
+        )
+        self.simulations += len(jobs)
+        for job, seconds in zip(jobs, found, strict=True):
+            made[job.candidate][job.draw.number] = seconds
+
+    def _watched(self, best: str, count: int, done: Sequence[int]) -> None:
+        if self._on_round is not None:
+            self._on_round(best, sum(done), count)
+
+    def ranked(self) -> list[Variant]:
+        """Candidates of the search, those of most draws first, then by mean makespan."""
+        made = self.made["search"]
+        finished = [each for each in made if NEVER not in made[each].values()]
+        return sorted(finished, key=lambda each: (-len(made[each]), fmean(made[each].values())))
+
+    def near(self, within: float, most: int) -> list[Variant]:
+        """The best so far and those within so many times of it.
+
+        Of settings of a policy that take equally long, such as more slots than are used, one.
+        """
+        made = self.made["search"]
+        ranked = self.ranked()
+        limit_s = within * fmean(made[ranked[0]].values())
+        kept: dict[tuple[str, float], Variant] = {}
+        for each in ranked:
+            mean_s = fmean(made[each].values())
+            if mean_s <= limit_s:
+                kept.setdefault((each.policy, mean_s), each)
+        return [*kept.values()][:most]
+
+    def ties(self, best: Variant) -> list[Variant]:
+        """Candidates that the draws do not tell from the best: at most `TIE` slower in the mean,
+        and by a difference that is not significant."""
+        made = self.made["search"]
+        mine = made[best]
+        found = []
+        for each, times in made.items():
+            if each is best or set(times) != set(mine) or NEVER in times.values():
+                continue
+            more = estimate([times[number] / mine[number] - 1.0 for number in mine])
+            if more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
+                found.append(each)
+        return found
+
+
+def _makespan_s(shared: tuple[Workspace, RunConfig], job: Job, report: Report | None) -> float:
+    """One simulation of a race, as a job of an executor."""
+    workspace, config = shared
+    candidate = job.candidate
+    workload = drawn(workspace.workload(config), job.draw, config.seed)
+    mine = with_policy(config, candidate.policy, candidate.cluster)
+    seconds = simulated_makespan_s(
+        prepare(mine, workspace=workspace, workload=workload), job.stop_s
+    )
+    if report is not None:
+        report(1)
+    return seconds
+
+
+def with_slots(candidate: Variant, number: int) -> Variant:
+    """The candidate with another number of running steps."""
+    return replace(candidate, cluster=replace(candidate.cluster, max_running=number))

@@ -1,0 +1,295 @@
+"""What to run: the best candidate of a race, judged on prompts that the race has not seen."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev
+from typing import Final
+
+from heddle.comparison.estimates import t_quantile
+from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
+from heddle.config import RunConfig
+from heddle.cost.prices import Prices, RunCost
+from heddle.planning.plan import arrived
+from heddle.search.draws import check_groups
+from heddle.search.race import (
+    FINALISTS,
+    JUDGED,
+    LAST,
+    NEAR,
+    SETTINGS_KEPT,
+    WIDE,
+    OnRound,
+    Race,
+    with_slots,
+)
+from heddle.setup import RunSetup, Workspace, prepare
+from heddle_core.ids import EngineShape
+from heddle_core.parts.admission import PromptOnly
+from heddle_core.parts.migration import Never
+from heddle_core.parts.placement.load_and_pin import LeastLoaded, Sticky
+from heddle_core.parts.planner import FixedPlan
+from heddle_core.parts.predictor import NoPrediction
+from heddle_core.parts.scheduler import Fcfs
+from heddle_core.plans import ResourcePlan
+from heddle_core.policy import NoConsolidation, Policy
+from heddle_core.presets import PRESETS
+
+FIRST: Final = "verl"
+"""Tried before all others; a setting that it is far off at is not tried under others."""
+HOPELESS: Final = 1.6
+"""Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
+OWN_ENGINES: Final = "heddle+fixed+keep_engines"
+"""`heddle` on engines of one TP degree."""
+BY_GPU_TYPE: Final = ("rollart", "rollart-measured")
+"""Policies that place by GPU type."""
+
+
+def shipped(config: RunConfig) -> list[str]:
+    """Policies that a search tries where none is named."""
+    several = len(config.cluster.classes) > 1
+    names = [name for name in PRESETS if several or name not in BY_GPU_TYPE]
+    return [*names, OWN_ENGINES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionInterval:
+    """A makespan of one rollout of unseen prompts, in seconds: mean, and 95 % prediction interval
+    (Student's t over drawn rollouts)."""
+
+    mean: float
+    low: float
+    high: float
+
+    def plain(self) -> dict[str, float]:
+        """As JSON."""
+        return {"mean": self.mean, "low": self.low, "high": self.high}
+
+
+def interval_of(values: Sequence[float]) -> PredictionInterval:
+    """The spread of drawn rollouts; none with a single one."""
+    mean, n = fmean(values), len(values)
+    half = t_quantile(n - 1) * stdev(values) * math.sqrt(1.0 + 1.0 / n) if n > 1 else 0.0
+    return PredictionInterval(mean=mean, low=max(0.0, mean - half), high=mean + half)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A candidate, and what it takes on prompts that the search has not seen."""
+
+    candidate: Variant
+    makespan_s: PredictionInterval
+    times: tuple[float, ...]
+    """By drawn rollout, in seconds."""
+    engines: tuple[tuple[EngineShape, int], ...]
+    """Shapes and counts, the widest first."""
+
+    @property
+    def setting(self) -> str:
+        """Its engines and slots in words."""
+        engines = ", ".join(f"{count} x TP {shape.tp}" for shape, count in self.engines)
+        return f"{engines}, {self.candidate.cluster.max_running} slots"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search found."""
+
+    setup: RunSetup
+    """Of the recommended candidate, on the whole trace."""
+    judged: tuple[Judged, ...]
+    """The recommended first, then by makespan."""
+    ties: tuple[str, ...]
+    """Candidates that the draws do not tell from the best."""
+    as_it_comes: Judged | None
+    """`FIRST` with the cluster's own engines, where they hold the trace."""
+    bound_s: float
+    prices: Prices
+    simulations: int
+    seconds: float
+    complete: bool
+    """False: the time was over before the search was."""
+    draws: int
+
+    @property
+    def best(self) -> Judged:
+        """What is recommended."""
+        return self.judged[0]
+
+    def cost(self, each: Judged) -> RunCost:
+        """Of one rollout, in the mean."""
+        return self.prices.cost(self.setup.profiles.pools, each.makespan_s.mean)
+
+
+def search(
+    config: RunConfig,
+    *,
+    policies: Sequence[str] | None = None,
+    slots: Sequence[int] | None = None,
+    speculation: str | None = None,
+    prices: Prices,
+    jobs: int | None = None,
+    budget_s: float | None = None,
+    workspace: Workspace | None = None,
+    on_round: OnRound | None = None,
+) -> SearchResult:
+    """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
+
+    Candidates are the `policies`, all shipped ones by default, at every TP degree of the profile
+    and with numbers of running steps `slots`, by default all that make sense; with `speculation`,
+    which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it. Where
+    `budget_s` is spent, or at a signal, the best so far is judged.
+
+    Raises:
+        ConfigError: too few groups to judge on, or a policy that is unknown.
+        ValueError: any other of the packages' errors for bad input.
+        WorkerError: a process was killed.
+    """
+    began_s = time.monotonic()
+    shared = Workspace() if workspace is None else workspace
+    names = list(policies or shipped(config))
+    settings = tuning(config, tps="best", workspace=shared)
+    config = replace(config, cluster=settings.base)
+    check_groups(shared.workload(config).scripts)
+    candidates = settings.variants(config, names, shared)
+    race = Race(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    complete = True
+    try:
+        _rounds(race, config, candidates, slots, speculation, shared)
+    except KeyboardInterrupt:
+        if not race.ranked():
+            raise
+        complete = False
+    best = race.ranked()[0]
+    ties = race.ties(best)
+    policy = {each: _policy(config, each, shared) for each in (best, *ties)}
+    chosen = min((best, *ties), key=lambda each: (_mechanisms(policy[each]), *_order(race, each)))
+    own = [each for each in candidates if each.policy == FIRST and each.cluster == settings.base]
+    compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
+    race.run(compared, range(race.draws), half="judge", always=True)
+    setups = {each: _setup(config, each, shared) for each in compared}
+    judged = {each: _judged(race, each, setups[each]) for each in compared}
+    rest = sorted(
+        (judged[each] for each in compared if each is not chosen and each not in own),
+        key=lambda each: each.makespan_s.mean,
+    )
+    return SearchResult(
+        setup=setups[chosen],
+        judged=(judged[chosen], *rest),
+        ties=tuple(_name(each) for each in (best, *ties) if each is not chosen),
+        as_it_comes=judged[own[0]] if own else None,
+        bound_s=setups[chosen].bound().makespan_s,
+        prices=prices,
+        simulations=race.simulations,
+        seconds=time.monotonic() - began_s,
+        complete=complete and not race.over,
+        draws=race.draws,
+    )
+
+
+def _name(candidate: Variant) -> str:
+    cluster = candidate.cluster
+    engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
+    return f"{candidate.policy} with {engines}, {cluster.max_running} slots"
+
+
+def _others(race: Race, chosen: Variant) -> list[Variant]:
+    """The best settings of other policies, `FIRST` and the best of uniform engines among them."""
+    by_policy: dict[str, Variant] = {}
+    uniform = []
+    for each in race.ranked():
+        by_policy.setdefault(each.policy.partition("+")[0], each)
+        if not each.planned:
+            uniform.append(each)
+    tuned = by_policy.get(FIRST)
+    by_policy.pop(chosen.policy.partition("+")[0], None)
+    return [*list(by_policy.values())[: JUDGED - 1], *uniform[:1], *([tuned] if tuned else [])]
+
+
+def _rounds(
+    race: Race,
+    config: RunConfig,
+    candidates: Sequence[Variant],
+    slots: Sequence[int] | None,
+    speculation: str | None,
+    workspace: Workspace,
+) -> None:
+    """The rounds of a race, each of fewer candidates on more draws."""
+    first = [each for each in candidates if each.policy == FIRST] or list(candidates)
+    race.run(first, [0], always=True)
+    known = {each.cluster.tps: times[0] for each, times in race.made["search"].items()}
+    least_s = min(known.values())
+    race.run(
+        (e for e in candidates if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
+        [0],
+        within=WIDE,
+    )
+    profiles = workspace.profiles(config.cluster)
+    numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
+    kept = race.near(WIDE, SETTINGS_KEPT)
+    race.run((with_slots(each, n) for each in kept for n in numbers), [0], within=NEAR)
+    if speculation is not None:
+        tried = speculations(config.cluster, speculation)
+        kept = race.near(NEAR, JUDGED)
+        race.run((_drafted(each, setting) for each in kept for setting in tried), [0], within=WIDE)
+    race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
+    race.run(race.near(NEAR, LAST), range(race.draws))
+
+
+def _drafted(candidate: Variant, speculation: str) -> Variant:
+    cluster = replace(candidate.cluster, speculation=speculation)
+    return replace(candidate, cluster=cluster, speculation_tried=True)
+
+
+def _order(race: Race, candidate: Variant) -> tuple[bool, int, float]:
+    """Of ties with equally many mechanisms: presets first, wide engines, then the least mean."""
+    plus = "+" in candidate.policy
+    return plus, -candidate.cluster.tp, fmean(race.made["search"][candidate].values())
+
+
+def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSetup:
+    return prepare(
+        with_policy(config, candidate.policy, candidate.cluster),
+        workspace=workspace,
+        workload=workspace.workload(config),
+    )
+
+
+def _policy(config: RunConfig, candidate: Variant, workspace: Workspace) -> Policy:
+    return _setup(config, candidate, workspace).policy
+
+
+def _judged(race: Race, candidate: Variant, setup: RunSetup) -> Judged:
+    times = tuple(race.made["judge"][candidate].values())
+    return Judged(
+        candidate=candidate,
+        makespan_s=interval_of(times),
+        times=times,
+        engines=engines_of(setup),
+    )
+
+
+def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:
+    """The engines that a policy starts with on the workload: shapes and counts, widest first."""
+    ts = [arrived(script) for script in setup.workload.scripts]
+    predictor, planner = setup.policy.predictor, setup.policy.planner
+    found = planner.plan(ts, [predictor.remaining_tokens(t) for t in ts])
+    plan = found if isinstance(found, ResourcePlan) else found.solve()
+    counts = Counter(engine.shape for engine in plan.engines)
+    return tuple(sorted(counts.items(), key=lambda each: -each[0].gpus))
+
+
+def _mechanisms(policy: Policy) -> int:
+    """Parts of a policy that do more than the least of their kind."""
+    least: tuple[tuple[object, type], ...] = (
+        (policy.predictor, NoPrediction),
+        (policy.scheduler, Fcfs),
+        (policy.admission, PromptOnly),
+        (policy.migration, Never),
+        (policy.planner, FixedPlan),
+        (policy.consolidation, NoConsolidation),
+    )
+    plain = type(policy.placement) in (Sticky, LeastLoaded)
+    return sum(not isinstance(part, kind) for part, kind in least) + (not plain)

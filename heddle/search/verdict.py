@@ -1,0 +1,119 @@
+"""The sentence that says what to run, and the same as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from heddle.comparison.estimates import Estimate, estimate
+from heddle.comparison.tuning import without_acceptance
+from heddle.search.result import FIRST, Judged, SearchResult
+
+SCHEMA = "heddle.plan/2"
+
+
+def faster(best: Judged, other: Judged) -> Estimate:
+    """How many times longer the other takes than the best, over the same drawn rollouts."""
+    return estimate([b / a for a, b in zip(best.times, other.times, strict=True)])
+
+
+def verdict(result: SearchResult) -> str:
+    """What to run, in a sentence or three."""
+    best, spread = result.best, result.best.makespan_s
+    text = f"Run {_named(best)}: {spread.mean:,.0f} s ({spread.low:,.0f} to {spread.high:,.0f})"
+    others = [each for each in result.judged[1:] if each.candidate.policy != best.candidate.policy]
+    if others:
+        text += f", {_against(best, others[0])} the next best, {_named(others[0])}"
+    comes = result.as_it_comes
+    if comes is not None and comes is not best:
+        ratio = faster(best, comes).mean
+        text += f", and {ratio:.2f}x as fast as {FIRST} as it comes ({comes.setting})"
+    return f"{text}. On this trace itself nothing can be faster than {result.bound_s:,.0f} s."
+
+
+def _against(best: Judged, other: Judged) -> str:
+    """By how much, in percent, with the confidence interval of the mean."""
+    ratio = faster(best, other)
+    more, spread = ratio.mean - 1.0, ratio.ci95 or 0.0
+    if abs(more) <= spread or abs(more) < 0.005:
+        return "not told apart from"
+    return f"{abs(more):.0%} (±{spread:.0%}) {'faster' if more > 0.0 else 'slower'} than"
+
+
+def _named(each: Judged) -> str:
+    drafts = each.candidate.cluster.speculation
+    with_drafts = "" if drafts == "off" else f" and {without_acceptance(drafts)} drafts"
+    return f"{each.candidate.policy} with {each.setting}{with_drafts}"
+
+
+def command_of(each: Judged, words: Sequence[str]) -> list[str]:
+    """The `heddle compare` that replays a candidate; `words` are trace and options of the search
+    that do not change it."""
+    cluster = each.candidate.cluster
+    tp = [] if each.candidate.planned else ["--tp", str(cluster.tp)]
+    drafts = [] if cluster.speculation == "off" else ["--speculation", cluster.speculation]
+    return [
+        *("heddle", "compare", *words),
+        *("--policies", each.candidate.policy),
+        *tp,
+        *("--max-running", str(cluster.max_running)),
+        *drafts,
+    ]
+
+
+def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
+    """As JSON; equal inputs give equal values but for `searched.seconds`."""
+    setup = result.setup
+    trace, cluster = setup.workload.trace, setup.config.cluster
+    return {
+        "schema": SCHEMA,
+        "verdict": verdict(result),
+        "recommended": {
+            **_plain(result, result.best),
+            "loop": None,
+            "command": command_of(result.best, words),
+        },
+        "candidates": [_plain(result, each) for each in result.judged],
+        "as_it_comes": None if result.as_it_comes is None else _plain(result, result.as_it_comes),
+        "ties": list(result.ties),
+        "bound_s": result.bound_s,
+        "searched": {
+            "simulations": result.simulations,
+            "seconds": round(result.seconds, 3),
+            "draws": result.draws,
+            "complete": result.complete,
+        },
+        "trace": {
+            "name": trace.name,
+            "trajectories": setup.workload.trajectories,
+            "sha256": trace.sha256,
+            "dropped_over_capacity": len(setup.workload.dropped),
+            **setup.workload.filled,
+        },
+        "cluster": {
+            "gpus": cluster.gpus,
+            "gpu": ", ".join(setup.profiles.pools),
+            "model": setup.profiles.model,
+            "profile": setup.profiles.name,
+            **setup.profiles.marks,
+        },
+        "history": setup.history.plain(),
+        "prices": result.prices.plain(setup.profiles.pools),
+    }
+
+
+def _plain(result: SearchResult, each: Judged) -> dict[str, Any]:
+    cluster = each.candidate.cluster
+    gpus = list(result.setup.profiles.pools)
+    return {
+        "policy": each.candidate.policy,
+        "max_running": cluster.max_running,
+        "speculation": cluster.speculation,
+        "engines": [
+            {"gpu": shape.gpu, "count": count, "tp": shape.tp, "role": shape.role}
+            for shape, count in each.engines
+        ],
+        "tp": each.engines[0][0].tp if len(each.engines) == 1 else None,
+        "gpus": cluster.gpus,
+        "gpu": gpus[0] if len(gpus) == 1 else None,
+        "makespan_s": each.makespan_s.plain(),
+        **result.cost(each).plain(),
+    }

@@ -1,0 +1,246 @@
+"""`heddle plan` of one cluster: what is drawn, raced, judged, said and written."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.tuning import with_policy
+from heddle.config import RunConfig
+from heddle.cost.prices import prices_of
+from heddle.search.draws import Draw, drawn
+from heddle.search.makespan import simulated_makespan_s
+from heddle.search.race import NEVER, Race
+from heddle.search.result import OWN_ENGINES, SearchResult, engines_of, interval_of, search, shipped
+from heddle.search.verdict import plain, verdict
+from heddle.setup import Workspace, prepare
+from heddle.simulation import simulate
+from heddle_core.presets import PRESETS
+from heddle_trace import synth, write_trace
+from tests.app.journals import Heddle
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight groups of eight samples."""
+    path = tmp_path_factory.mktemp("traces") / "some.jsonl"
+    write_trace(path, synth("coding", 64, seed=5, samples_per_group=8))
+    return path
+
+
+@pytest.fixture(scope="module")
+def config(coding: Path) -> RunConfig:
+    cluster = ClusterConfig(model="qwen3-8b", gpu="h100", gpus=4, max_running=8)
+    return RunConfig(trace=str(coding), cluster=cluster, history="none")
+
+
+@pytest.fixture(scope="module")
+def found(config: RunConfig) -> SearchResult:
+    return search(config, policies=("verl", "slime", "heddle"), prices=prices_of({}, ["h100"]))
+
+
+def groups_of(ids: list[str]) -> set[str]:
+    """The trace's own groups of drawn trajectories."""
+    return {each.rpartition("~")[0].rpartition("/")[0] or each.rpartition("~")[0] for each in ids}
+
+
+def test_halves_have_no_prompt_in_common_and_draws_are_of_full_size(config: RunConfig):
+    workload = Workspace().workload(config)
+    seen: dict[str, set[str]] = {"search": set(), "judge": set()}
+    for half, known in seen.items():
+        for number in range(4):
+            draw = drawn(workload, Draw(half, number), config.seed)  # type: ignore[arg-type]
+            groups = [script.group for script in draw.scripts]
+            assert len(draw.scripts) == 64
+            assert len(set(groups)) == 8
+            assert len({script.id for script in draw.scripts}) == 64
+            known |= {group.rpartition("~")[0] for group in groups}
+    assert seen["search"].isdisjoint(seen["judge"])
+    assert len(seen["search"] | seen["judge"]) == 8
+
+
+def test_equal_draws_are_equal_and_others_are_not(config: RunConfig):
+    workload = Workspace().workload(config)
+    first, same, other = (
+        drawn(workload, Draw("search", number), config.seed).scripts for number in (0, 0, 1)
+    )
+    assert first == same
+    assert first != other
+
+
+def test_a_makespan_without_a_journal_is_that_of_the_run(config: RunConfig, tmp_path: Path):
+    for policy in ("verl", "heddle"):
+        mine = with_policy(config, policy, config.cluster)
+        whole = simulate(mine, out=tmp_path).summary["makespan_s"]
+        # The first arrival is at 0 s.
+        assert simulated_makespan_s(prepare(mine)) == whole
+        assert simulated_makespan_s(prepare(mine), whole) == whole
+        assert simulated_makespan_s(prepare(mine), whole * 0.99) == NEVER
+
+
+def test_shipped_policies_are_all_presets_but_those_by_gpu_type(config: RunConfig):
+    assert set(PRESETS) - set(shipped(config)) == {"rollart", "rollart-measured"}
+    assert OWN_ENGINES in shipped(config)
+
+
+def test_the_best_has_the_least_makespan_of_the_search_or_ties_with_it(found: SearchResult):
+    policies = {each.candidate.policy for each in found.judged}
+    assert {"verl", "heddle"} <= policies
+    assert found.best is found.judged[0]
+    assert found.simulations > 10
+    assert found.complete
+    rest = [each.makespan_s.mean for each in found.judged[1:]]
+    assert rest == sorted(rest)
+    assert found.as_it_comes is not None
+    assert found.as_it_comes.candidate.policy == "verl"
+
+
+def test_equal_searches_give_equal_results(config: RunConfig, found: SearchResult):
+    again = search(config, policies=("verl", "slime", "heddle"), prices=prices_of({}, ["h100"]))
+    words = ["t.jsonl"]
+    assert replace(again, seconds=0.0).best == found.best
+    first, second = plain(found, words), plain(again, words)
+    first["searched"]["seconds"] = second["searched"]["seconds"] = 0.0
+    assert first == second
+
+
+def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, found: SearchResult):
+    best, shared = found.best, Workspace()
+    mine = with_policy(config, best.candidate.policy, best.candidate.cluster)
+    times = []
+    for number in range(found.draws):
+        base = replace(config, cluster=found.setup.config.cluster)
+        workload = drawn(shared.workload(base), Draw("judge", number), config.seed)
+        times.append(simulated_makespan_s(prepare(mine, workspace=shared, workload=workload)))
+    assert times == list(best.times)
+    assert best.makespan_s == interval_of(times)
+
+
+def test_an_interval_is_that_of_one_more_value():
+    one = interval_of([10.0])
+    assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
+    # Of 9, 10, 11: t(2) is 4.303, the deviation 1, and sqrt(1 + 1/3) 1.1547.
+    three = interval_of([9.0, 10.0, 11.0])
+    assert three.mean == 10.0
+    assert three.high == pytest.approx(10.0 + 4.303 * 1.1547, abs=0.01)
+    assert interval_of([1.0, 100.0]).low == 0.0
+
+
+def test_ties_are_near_and_not_significant(config: RunConfig):
+    shared = Workspace()
+    found = search(config, policies=("verl", "verl-2026"), prices=prices_of({}, ["h100"]))
+    # Both are the same policy here: fewer pins than 10,000 are no limit.
+    assert found.best.candidate.policy == "verl"
+    assert any(each.startswith("verl-2026") for each in found.ties)
+    race = Race(config, shared)
+    assert race.draws == 8
+
+
+def test_a_search_without_time_judges_what_it_has(config: RunConfig):
+    found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
+    assert not found.complete
+    assert found.best.candidate.policy == "verl"
+    assert len(found.best.times) == found.draws
+
+
+def test_an_interrupted_search_judges_what_it_has(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+):
+    run, rounds = Race.run, []
+
+    def interrupted(race: Race, *args: Any, **options: Any) -> None:
+        rounds.append(options.get("half", "search"))
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+        run(race, *args, **options)
+
+    monkeypatch.setattr(Race, "run", interrupted)
+    found = search(config, policies=("verl", "slime"), prices=prices_of({}, ["h100"]))
+    assert rounds == ["search", "search", "search", "judge"]
+    assert not found.complete
+    assert "Run " in verdict(found)
+
+
+def test_planned_engines_are_those_that_the_policy_starts(config: RunConfig):
+    setup = prepare(with_policy(config, "heddle", config.cluster))
+    assert sum(shape.gpus * count for shape, count in engines_of(setup)) == 4
+    fixed = prepare(with_policy(config, "verl", replace(config.cluster, tp=2)))
+    assert [(shape.tp, count) for shape, count in engines_of(fixed)] == [(2, 2)]
+
+
+ON = ("--model", "qwen3-8b", "--gpus", 4, "--max-running", 8, "--history", "none")
+
+
+def test_the_answer_says_what_to_run_and_its_command_runs(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    done = heddle("plan", coding, *ON)
+    assert done.exit_code == 0, done.output
+    sentence = done.stdout.splitlines()[0]
+    assert sentence.startswith("Run ")
+    assert "On this trace itself nothing can be faster than" in sentence
+    as_json = json.loads(heddle("plan", coding, *ON, "--json").stdout)
+    assert as_json["schema"] == "heddle.plan/2"
+    assert as_json["verdict"] == sentence
+    recommended = as_json["recommended"]
+    assert recommended["max_running"] == 8
+    low, mean, high = (recommended["makespan_s"][key] for key in ("low", "mean", "high"))
+    assert low <= mean <= high
+    assert sum(e["count"] * e["tp"] for e in recommended["engines"]) == recommended["gpus"] == 4
+    assert recommended["command"][:3] == ["heddle", "compare", str(coding)]
+    replay = heddle(*recommended["command"][1:], "--json")
+    assert replay.exit_code == 0, replay.output
+    row = json.loads(replay.stdout)["policies"][0]
+    assert row["policy"] == recommended["policy"]
+    assert row["makespan_s"]["mean"] >= as_json["bound_s"]
+
+
+def test_what_is_recommended_is_exported(heddle: Heddle, coding: Path, tmp_path: Path):
+    files = [tmp_path / name for name in ("verl.yaml", "vllm.sh", "gateway.toml")]
+    options = [word for file in files for word in ("--export", file)]
+    done = heddle("plan", coding, *ON, *options, "--json")
+    assert done.exit_code == 0, done.output
+    recommended = json.loads(done.stdout)["recommended"]
+    served = [
+        shlex.split(line.partition(" vllm serve ")[2].partition(" > ")[0])
+        for line in files[1].read_text().splitlines()
+        if " vllm serve " in line
+    ]
+    degrees = sorted(int(dict(pairwise(words))["--tensor-parallel-size"]) for words in served)
+    assert degrees == sorted(e["tp"] for e in recommended["engines"] for _ in range(e["count"]))
+    gateway = files[2].read_text()
+    policy = recommended["policy"].partition("+")[0]
+    assert f'preset = "{policy}' in gateway
+    assert "max_running = 8" in gateway
+    router = (tmp_path / "verl-router.yaml").read_text()
+    assert f'policy: "{policy}"' in router
+
+
+def test_drafts_are_searched(heddle: Heddle, coding: Path):
+    drafts = ("--speculation", "eagle3:best:0.9/0.8/0.7", "--set", "plan.budget_s=1000")
+    found = json.loads(heddle("plan", coding, *ON, *drafts, "--json").stdout)
+    recommended = found["recommended"]
+    # At batches of eight, drafts that are nearly always accepted pay.
+    assert recommended["speculation"].startswith("eagle3:")
+    assert "drafts" in found["verdict"]
+    at = recommended["command"].index("--speculation")
+    assert recommended["command"][at + 1] == recommended["speculation"]
+
+
+def test_a_trace_of_few_groups_is_refused(refused: Refused, tmp_path: Path):
+    path = tmp_path / "few.jsonl"
+    write_trace(path, synth("coding", 24, seed=5, samples_per_group=8))
+    assert "the trace has 3 groups of samples" in refused("plan", path, *ON)
+
+
+def test_a_history_of_the_trace_itself_is_refused(refused: Refused, coding: Path):
+    on = (*ON[:-1], coding)
+    assert "is the replayed trace itself" in refused("plan", coding, *on)
