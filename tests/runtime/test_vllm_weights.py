@@ -18,7 +18,7 @@ from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
 pytestmark = needs_vllm
 
-PROMPT, OUTPUT = 200, 60
+PROMPT, OUTPUT, LONG = 200, 60, 800
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +131,15 @@ def test_new_weights_make_the_tokens_of_a_fresh_engine_on_them(bench, tmp_path):
     async def main() -> None:
         engine = await bench.engine()
         before = await tokens(bench, engine, "before", "same prompt")
-        engine.start(request("during", ids("during", PROMPT), 500))
-        await asyncio.sleep(0.3)
+        engine.start(request("during", ids("during", PROMPT), LONG))
+        step = engine._running.get(TrajectoryId("during"))
+        assert step is not None
+        while not step.made:
+            await asyncio.sleep(0.01)
         engine.update_weights(7, bench.weights)
         assert await bench.recorder.take("updated") == 7
         during = await bench.recorder.end_of("during")
-        assert (during.tokens, during.finished) == (500, True)
+        assert (during.tokens, during.finished) == (LONG, True)
         assert during.recomputes >= 1
         after = await tokens(bench, engine, "after", "same prompt")
         assert after != before
@@ -154,7 +157,7 @@ def test_new_weights_make_the_tokens_of_a_fresh_engine_on_them(bench, tmp_path):
         assert await tokens(bench, fresh, "fresh", "same prompt") == after
         # What the old weights had made of it became context; from there on the new ones went on.
         assert not await continues(bench, fresh, "during", during.output_ids, 0)
-        assert await continues(bench, fresh, "during", during.output_ids, 450)
+        assert await continues(bench, fresh, "during", during.output_ids, LONG - 50)
 
         fresh.start(request("stops", ids("same prompt", PROMPT), OUTPUT, exact=False))
         stopped = await bench.recorder.end_of("stops")
