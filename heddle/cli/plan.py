@@ -138,13 +138,34 @@ def plan(
         limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
-    fixed = context.get_parameter_source("max_running") is ParameterSource.COMMANDLINE
-    if config.plan.search and not (best or config.cluster.roles or config.plan.estimate_only):
-        words = given_options(context, but=SEARCHED)
+    if _searches(config, best=best):
+        words = _kept_words(context, settings)
+        fixed = context.get_parameter_source("max_running") is ParameterSource.COMMANDLINE
         _search(config, speculation, words, export, jobs, fixed_slots=fixed, as_json=as_json)
         return
     _refuse(context, ("jobs",), {}, (), "it is of a search")
     _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
+
+
+def _searches(config: "Config", *, best: bool) -> bool:
+    """Whether a rollout on one cluster is searched for, and not planned in closed form.
+
+    Raises:
+        ConfigError: it would be, of engines that are named.
+    """
+    cluster, how = config.cluster, config.plan
+    found = how.search and not (best or cluster.roles or cluster.pool or how.estimate_only)
+    require(not (found and cluster.mix), MIX)
+    return found
+
+
+def _kept_words(context: click.Context, settings: Sequence[str]) -> list[str]:
+    """Trace and options of the command line that do not change what was found."""
+    kept = [text for text in settings if text.partition("=")[0].strip() not in FOUND]
+    return [
+        *given_options(context, but=SEARCHED),
+        *(word for text in kept for word in ("--set", text)),
+    ]
 
 
 def _refuse(
@@ -213,9 +234,15 @@ def _search(
 
 SEARCHED = (
     *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs"),
-    *("max_running", "speculation"),
+    *("max_running", "speculation", "settings"),
 )
 """Parameters that the command of a recommendation says itself, or does not have."""
+FOUND = ("cluster.tp", "cluster.max_running", "cluster.speculation", "plan.budget_s", "plan.search")
+"""The same of keys."""
+MIX = (
+    "cluster.mix names the engines, and a search chooses them: leave it out, or compare policies "
+    "on these engines with heddle compare"
+)
 
 
 def _closed_form(

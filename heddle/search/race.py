@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant, with_policy
 from heddle.config import RunConfig
+from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import run_all
 from heddle.search.draws import Draw, Half, drawn
@@ -63,7 +64,12 @@ class Race:
         budget_s: float | None = None,
         on_round: OnRound | None = None,
     ) -> None:
-        """`config` has the cluster whose workload is drawn from."""
+        """`config` has the cluster whose workload is drawn from.
+
+        Raises:
+            ConfigError: `jobs` is below 1.
+        """
+        require(jobs is None or jobs >= 1, f"jobs must be 1 or more, not {jobs}")
         self._config, self._workspace, self._jobs = config, workspace, jobs
         self._ends_s = None if budget_s is None else time.monotonic() + budget_s
         self._on_round = on_round

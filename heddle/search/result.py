@@ -143,7 +143,7 @@ def search(
     `budget_s` is spent, or at a signal, the best so far is judged.
 
     Raises:
-        ConfigError: too few groups to judge on, or a policy that is unknown.
+        ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """

@@ -241,6 +241,30 @@ def test_a_trace_of_few_groups_is_refused(refused: Refused, tmp_path: Path):
     assert "the trace has 3 groups of samples" in refused("plan", path, *ON)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--jobs", 0), "jobs must be 1 or more, not 0"),
+        (("--set", "cluster.mix=[1,1,2]"), "cluster.mix names the engines, and a search chooses"),
+        (("--set", "plan.budget_s=-1"), "plan.budget_s must be from 0"),
+        (("--speculation", "mtp:best"), "qwen3-8b has no head for mtp"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(
+    refused: Refused, coding: Path, given: tuple[object, ...], said: str
+):
+    assert said in refused("plan", coding, *ON, *given)
+
+
+def test_the_command_does_not_say_what_was_found(heddle: Heddle, coding: Path):
+    keys = ("cluster.tp=4", "cluster.max_running=8", "cluster.report_interval_s=2")
+    given = [word for key in keys for word in ("--set", key)]
+    done = heddle("plan", coding, *ON, *given, "--json")
+    assert done.exit_code == 0, done.output
+    command = json.loads(done.stdout)["recommended"]["command"]
+    assert [word for word in command if "=" in word] == ["cluster.report_interval_s=2"]
+
+
 def test_a_history_of_the_trace_itself_is_refused(refused: Refused, coding: Path):
     on = (*ON[:-1], coding)
     assert "is the replayed trace itself" in refused("plan", coding, *on)
