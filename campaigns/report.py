@@ -89,13 +89,15 @@ def execute(
         progress: called about once a minute.
     """
     result = Result(campaign, seed)
-    # A request to end is Ctrl-C too, which shells switch off for jobs in the background.
-    before = {n: signal.signal(n, signal.default_int_handler) for n in ENDING}
+    # Ctrl-C is a request to end too, which shells switch off for jobs in the background. An exception
+    # that came while a process starts would be lost in the hooks of `fork`.
+    requests: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: requests.append(number)) for n in ENDING}
     until_s = time.monotonic() + 60.0 * minutes
     shares = [Share(campaign, seed, first, jobs, until_s, cases) for first in range(jobs)]
     reported_s = time.monotonic()
     try:
-        while running := [share for share in shares if not share.over]:
+        while not requests and (running := [share for share in shares if not share.over]):
             connections = [share.connection for share in running]
             ready = multiprocessing.connection.wait(connections, timeout=1.0)
             for share in running:
@@ -103,9 +105,8 @@ def execute(
             if time.monotonic() - reported_s > PROGRESS_S:
                 reported_s = time.monotonic()
                 progress(result)
-    except KeyboardInterrupt:
-        result.interrupted = True
     finally:
+        result.interrupted = bool(requests)
         for share in shares:
             share.end()
         for number, handler in before.items():
