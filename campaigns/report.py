@@ -89,8 +89,8 @@ def execute(
         progress: called about once a minute.
     """
     result = Result(campaign, seed)
-    # Ctrl-C is a request to end too, which shells switch off for jobs in the background. An exception
-    # that came while a process starts would be lost in the hooks of `fork`.
+    # Ctrl-C is a request to end too, which shells switch off for jobs in the background. It is no
+    # exception, which would be lost in the hooks of `fork` if it came while a process starts.
     requests: list[int] = []
     before = {n: signal.signal(n, lambda number, _: requests.append(number)) for n in ENDING}
     until_s = time.monotonic() + 60.0 * minutes
