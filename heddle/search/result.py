@@ -150,6 +150,9 @@ def search(
     began_s = time.monotonic()
     shared = Workspace() if workspace is None else workspace
     names = list(policies or shipped(config))
+    tried = () if speculation is None else speculations(config.cluster, speculation)
+    # What engines with a drafter cannot hold is refused, or dropped, for all alike.
+    config = _with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", workspace=shared)
     config = replace(config, cluster=settings.base)
     check_groups(shared.workload(config).scripts)
@@ -157,7 +160,7 @@ def search(
     race = Race(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     complete = True
     try:
-        _rounds(race, config, candidates, slots, speculation, shared)
+        _rounds(race, config, candidates, slots, tried, shared)
     except KeyboardInterrupt:
         if not race.ranked():
             raise
@@ -166,7 +169,11 @@ def search(
     ties = race.ties(best)
     policy = {each: _policy(config, each, shared) for each in (best, *ties)}
     chosen = min((best, *ties), key=lambda each: (_mechanisms(policy[each]), *_order(race, each)))
-    own = [each for each in candidates if each.policy == FIRST and each.cluster == settings.base]
+    own = [
+        _drafted(each, tried[:1])
+        for each in candidates
+        if each.policy == FIRST and each.cluster == settings.base
+    ]
     compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     setups = {each: _setup(config, each, shared) for each in compared}
@@ -213,16 +220,26 @@ def _rounds(
     config: RunConfig,
     candidates: Sequence[Variant],
     slots: Sequence[int] | None,
-    speculation: str | None,
+    speculations: Sequence[str],
     workspace: Workspace,
 ) -> None:
-    """The rounds of a race, each of fewer candidates on more draws."""
+    """The rounds of a race, each of fewer candidates on more draws.
+
+    All policies have the drafts that are best for `FIRST`, and later each of the best its own.
+    """
     first = [each for each in candidates if each.policy == FIRST] or list(candidates)
-    race.run(first, [0], always=True)
-    known = {each.cluster.tps: times[0] for each, times in race.made["search"].items()}
+    each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
+    race.run((_drafted(each, way) for each in first for way in each_way), [0], always=True)
+    best = race.ranked()[0].cluster.speculation
+    known = {
+        each.cluster.tps: times[0]
+        for each, times in race.made["search"].items()
+        if each.cluster.speculation == best
+    }
     least_s = min(known.values())
+    drafted = [_drafted(each, (best,) if speculations else ()) for each in candidates]
     race.run(
-        (e for e in candidates if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
+        (e for e in drafted if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
         [0],
         within=WIDE,
     )
@@ -230,17 +247,26 @@ def _rounds(
     numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
     kept = race.near(WIDE, SETTINGS_KEPT)
     race.run((with_slots(each, n) for each in kept for n in numbers), [0], within=NEAR)
-    if speculation is not None:
-        tried = speculations(config.cluster, speculation)
-        kept = race.near(NEAR, JUDGED)
-        race.run((_drafted(each, setting) for each in kept for setting in tried), [0], within=WIDE)
+    if speculations:
+        kept = race.near(NEAR, SETTINGS_KEPT)
+        race.run((_drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)
     race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
-def _drafted(candidate: Variant, speculation: str) -> Variant:
-    cluster = replace(candidate.cluster, speculation=speculation)
-    return replace(candidate, cluster=cluster, speculation_tried=True)
+def _drafted(candidate: Variant, speculation: Sequence[str]) -> Variant:
+    """The candidate with the first setting of these; as it is without any."""
+    for setting in speculation[:1]:
+        cluster = replace(candidate.cluster, speculation=setting)
+        candidate = replace(candidate, cluster=cluster, speculation_tried=True)
+    return candidate
+
+
+def _with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
+    """The same for a configuration."""
+    for setting in speculation[:1]:
+        config = replace(config, cluster=replace(config.cluster, speculation=setting))
+    return config
 
 
 def _order(race: Race, candidate: Variant) -> tuple[bool, int, float]:

@@ -231,6 +231,9 @@ def test_drafts_are_searched(heddle: Heddle, coding: Path):
     # At batches of eight, drafts that are nearly always accepted pay.
     assert recommended["speculation"].startswith("eagle3:")
     assert "drafts" in found["verdict"]
+    # The others have theirs too, and verl as it comes has none.
+    assert {each["speculation"][:7] for each in found["candidates"]} == {"eagle3:"}
+    assert found["as_it_comes"]["speculation"] == "off"
     at = recommended["command"].index("--speculation")
     assert recommended["command"][at + 1] == recommended["speculation"]
 
