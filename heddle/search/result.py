@@ -167,8 +167,7 @@ def search(
         complete = False
     best = race.ranked()[0]
     ties = race.ties(best)
-    policy = {each: _policy(config, each, shared) for each in (best, *ties)}
-    chosen = min((best, *ties), key=lambda each: (_mechanisms(policy[each]), *_order(race, each)))
+    chosen = min((best, *ties), key=lambda each: _simplicity(race, each, config, shared))
     own = [
         _drafted(each, tried[:1])
         for each in candidates
@@ -269,10 +268,17 @@ def _with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
     return config
 
 
-def _order(race: Race, candidate: Variant) -> tuple[bool, int, float]:
-    """Of ties with equally many mechanisms: presets first, wide engines, then the least mean."""
-    plus = "+" in candidate.policy
-    return plus, -candidate.cluster.tp, fmean(race.made["search"][candidate].values())
+def _simplicity(
+    race: Race, candidate: Variant, config: RunConfig, workspace: Workspace
+) -> tuple[int, bool, int, float]:
+    """Order of ties: few mechanisms, presets first, wide engines, then the least mean."""
+    mechanisms = _mechanisms(_setup(config, candidate, workspace).policy)
+    return (
+        mechanisms,
+        "+" in candidate.policy,
+        -candidate.cluster.tp,
+        fmean(race.made["search"][candidate].values()),
+    )
 
 
 def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSetup:
@@ -281,10 +287,6 @@ def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSe
         workspace=workspace,
         workload=workspace.workload(config),
     )
-
-
-def _policy(config: RunConfig, candidate: Variant, workspace: Workspace) -> Policy:
-    return _setup(config, candidate, workspace).policy
 
 
 def _judged(race: Race, candidate: Variant, setup: RunSetup) -> Judged:
