@@ -1,27 +1,28 @@
 """`heddle compare`: several policies on one trace and cluster."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
+from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
-from heddle.cli.options import replayed, take_replayed
+from heddle.cli.options import given_keys, replayed, take_replayed
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError
 from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
     from heddle.cli.progress import ProgressBar
+    from heddle.cluster.config import ClusterConfig
     from heddle.command_config import Config
     from heddle.comparison.compare import Comparison
     from heddle.comparison.tuning import Choice
 
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles", "policy.parts")
-POLICIES: Final = "verl,slime,heddle"
 FEW: Final = 8
 """Trajectories of an engine below which makespans are those of single trajectories."""
 
@@ -30,28 +31,37 @@ FEW: Final = 8
 @click.option(
     "--policies",
     default=None,
-    help="PRESET[+PART...], separated by commas; the first is the reference "
-    f"[{POLICIES}; of a waterfall verl]",
+    help="PRESET[+PART...] and patterns such as verl*, separated by commas "
+    "[all, each at its best setting; of a waterfall verl]",
 )
-@click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each policy")
+@click.option("--seeds", type=int, default=None, help="Runs of each policy [3; of one policy 1]")
 @click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=int, default=None, help="Worker processes [as many as pay]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @sweep_option(*SWEPT)
+@click.option("--wide", is_flag=True, help="All columns, and what was tried")
 @replayed
+@click.pass_context
 def compare(
+    context: click.Context,
+    /,
     sources: tuple[str, ...],
     settings: tuple[str, ...],
     policies: str | None,
-    seeds: int,
+    seeds: int | None,
     seed: int | None,
     jobs: int | None,
     sweeps: tuple[str, ...],
     out: Path,
     as_json: bool,
+    wide: bool,
     **options: Any,
 ) -> None:
-    """Replay a trace under several policies on the same cluster and put the results side by side.
+    """Replay a trace under several policies on the same cluster and say which to run.
+
+    Without --policies, and with all or a pattern such as verl* in it, policies are the shipped
+    ones, each at the TP degree and number of running steps that are best for it on this trace; --tp
+    and --max-running fix them. Named policies run with the cluster's.
 
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy; the spread of several is the 95 % confidence interval of the mean.
@@ -81,18 +91,26 @@ def compare(
     oracle, noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
     """
     from heddle.runs.comparison_folder import new_comparison_folder
+    from heddle.search.policies import is_pattern
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     parts = "policy.parts" in swept
-    names = _named(policies if policies is not None or parts else POLICIES)
+    names = _named(policies) if policies is not None or parts else None
+    races = names is None or any(map(is_pattern, names))
     tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
     best_roles = "cluster.roles" in swept
     options["tp"] = one_tp(options["tp"])
     options["speculation"], speculation = best_speculation(options["speculation"])
+    words, given = kept_words(context, settings), given_keys(options, settings)
     config, text = take_replayed(sources, options, settings, seed=seed, roles_tried=best_roles)
     if parts:
-        names, tps = _waterfall_policies(names, slots, best_roles, config), tps or BEST
+        names, tps = _waterfall_policies(names or [], slots, best_roles, config), tps or BEST
+        races = False
     config, logs = with_rollout(config, sources, out)
+    if races:
+        tps, slots = _raced(config.cluster, given, tps, slots)
+    elif seeds is None and len(names or ()) == 1:
+        seeds = 1
     with new_comparison_folder(out, config.trace) as folder:
         result = _compared(
             config,
@@ -105,10 +123,23 @@ def compare(
             out=folder,
             jobs=jobs,
             config_text=text,
+            words=words,
         )
     warn_of_few(result)
-    _show(result, logs, config.report.figure if parts else None, as_json=as_json)
+    figure = config.report.figure if parts else None
+    _show(result, logs, figure, words, as_json=as_json, wide=wide)
     _finish(folder, config.report.page, as_json=as_json)
+
+
+def _raced(
+    cluster: "ClusterConfig", given: Collection[str], tps: "Choice", slots: "Choice"
+) -> tuple["Choice", "Choice"]:
+    """TP degrees and numbers of running steps to try; of keys that are `given`, theirs alone."""
+    if tps is None and not (cluster.mix or cluster.roles):
+        tps = (cluster.tp,) if "cluster.tp" in given else BEST
+    if slots is None:
+        slots = (cluster.max_running,) if "cluster.max_running" in given else BEST
+    return tps, slots
 
 
 def _named(policies: str | None) -> list[str]:
@@ -116,7 +147,12 @@ def _named(policies: str | None) -> list[str]:
 
 
 def _compared(
-    config: "Config", policies: Sequence[str], *, out: Path, **given: Any
+    config: "Config",
+    policies: Sequence[str] | None,
+    *,
+    out: Path,
+    words: Sequence[str],
+    **given: Any,
 ) -> "Comparison":
     """Compare with progress on a terminal; write the index of the folder `out`."""
     from heddle.cli.progress import progress
@@ -125,6 +161,7 @@ def _compared(
 
     with progress("reading", "trajectories") as bar:
         on_progress = partial(_show_progress, bar) if bar.seen else None
+        on_round = partial(_show_round, bar) if bar.seen else None
         result = compared(
             config,
             policies,
@@ -132,9 +169,10 @@ def _compared(
             objective=config.plan.objective or "makespan",
             executor=config.runtime.executor,
             on_progress=on_progress,
+            on_round=on_round,
             **given,
         )
-    write_index(out, result.plain())
+    write_index(out, result.plain(words))
     return result
 
 
@@ -147,7 +185,8 @@ def warn_of_few(result: "Comparison") -> None:
     trajectories = len(result.workload.scripts)
     if trajectories < FEW * engines:
         click.echo(
-            f"Warning: {trajectories:,} trajectories for {engines:,} engines, fewer than {FEW} "
+            f"Warning: {trajectories:,} trajectories for {engines:,} "
+            f"engine{'s' if engines > 1 else ''}, fewer than {FEW} "
             "each: the longest trajectory decides, and policies hardly differ. Use fewer --gpus, "
             "or a larger trace (heddle trace resample).",
             err=True,
@@ -201,6 +240,11 @@ def _show_progress(
     bar.at(sum(done), each * len(every))
 
 
+def _show_round(bar: "ProgressBar", best: str, done: int, of: int) -> None:
+    bar.now(f"finding settings; best so far {best}" if best else "finding settings")
+    bar.at(done, of)
+
+
 def _waterfall_policies(
     names: list[str], slots: "Choice", roles: bool, config: "Config"
 ) -> list[str]:
@@ -227,7 +271,13 @@ def _waterfall_policies(
 
 
 def _show(
-    result: "Comparison", logs: dict[str, Any] | None, figure: str | None, *, as_json: bool
+    result: "Comparison",
+    logs: dict[str, Any] | None,
+    figure: str | None,
+    words: Sequence[str],
+    *,
+    as_json: bool,
+    wide: bool,
 ) -> None:
     """Print a comparison, or a waterfall where there is a `figure`; empty: it is not drawn."""
     from heddle.cli.show import comparison, show_waterfall
@@ -241,7 +291,7 @@ def _show(
         title = f"{result.workload.trace.name}, {result.profiles.model}, {gpus}"
         draw_waterfall(steps, Path(figure), bound_s=result.bound.makespan_s, title=title)
     if as_json:
-        plain = result.plain() | ({} if logs is None else {"logs": logs})
+        plain = result.plain(words) | ({} if logs is None else {"logs": logs})
         if steps:
             plain["waterfall"] = [step.plain() for step in steps]
         click.echo(json.dumps(plain, allow_nan=False))
@@ -250,7 +300,7 @@ def _show(
         if figure:
             click.echo(figure)
     else:
-        comparison(result)
+        comparison(result, words, wide=wide)
 
 
 def one_tp(tp: str | None) -> str | None:

@@ -42,7 +42,7 @@ def demo(out: Path) -> None:
             out=out / "runs",
         )
     write_index(out / "runs", result.plain())
-    comparison(result)
+    comparison(result, [str(shipped_trace())])
     page = written_page([run.path for p in result.best for run in p.runs], out / PAGE)
     click.echo("" if page is None else f"\nnext: open {page} in a browser")
     click.echo("next: compare policies on your own trace:")

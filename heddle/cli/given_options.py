@@ -1,9 +1,21 @@
 """The options that a command was given, for another command that it names."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import rich_click as click
 from click.core import ParameterSource
+
+SEARCHED: Final = (
+    *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs", "policies"),
+    *("seeds", "wide", "budget_s", "out", "tp", "max_running", "speculation", "settings"),
+)
+"""Parameters that the command of a recommendation says itself, or does not have."""
+FOUND: Final = (
+    *("cluster.tp", "cluster.max_running", "cluster.speculation"),
+    *("plan.budget_s", "plan.search"),
+)
+"""The same of keys."""
 
 
 def given_options(context: click.Context, *, but: Collection[str]) -> list[str]:
@@ -26,3 +38,12 @@ def given_options(context: click.Context, *, but: Collection[str]) -> list[str]:
             for each in value if isinstance(value, tuple) else (value,):
                 words += [parameter.opts[0], str(each)]
     return words
+
+
+def kept_words(context: click.Context, settings: Sequence[str]) -> list[str]:
+    """Trace and options of the command line that do not change what was found."""
+    kept = [text for text in settings if text.partition("=")[0].strip() not in FOUND]
+    return [
+        *given_options(context, but=SEARCHED),
+        *(word for text in kept for word in ("--set", text)),
+    ]

@@ -28,7 +28,7 @@ OPTIONS: Final[Mapping[str, Sequence[str]]] = {
     ),
     "Configuration": ("--config", "--set", "--missing-tool-s"),
     "Runs": ("--seed", "--seeds", "--jobs"),
-    "Output": ("--out", "--json"),
+    "Output": ("--out", "--json", "--wide"),
 }
 """Panels of the help of a command that takes a cluster; other options come last."""
 

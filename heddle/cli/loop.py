@@ -22,7 +22,6 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 )
 @click.option("--policy", default=None, help="PRESET[+PART...] of rollouts [verl]")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
-@click.option("--seed", type=int, default=None, help="The first seed [0]")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
 @click.option(
     "--out",
@@ -40,7 +39,6 @@ def loop(
     policy: str | None,
     sweeps: tuple[str, ...],
     seeds: int,
-    seed: int | None,
     jobs: int | None,
     out: Path | None,
     as_json: bool,
@@ -69,7 +67,7 @@ def loop(
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
     options["speculation"], speculation = best_speculation(options["speculation"])
-    config, _ = take_replayed(sources, options, settings, seed=seed, policy__preset=policy)
+    config, _ = take_replayed(sources, options, settings, policy__preset=policy)
     figure = checked_figure(config.report.figure)
     config, _ = with_rollout(config, sources, out or Path("runs"))
     made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)

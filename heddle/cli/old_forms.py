@@ -17,6 +17,7 @@ KEYS: Final[Mapping[str, str]] = {
     "--tool-capacity": "cluster.tool_capacity = 64",
     "--tool-pool": 'cluster.tool_pools = ["bash=64"]',
     "--env-latency": 'cluster.env_latency = "10,5"',
+    "--seed": "seed = 3",
     "--engine-start-s": "cluster.engine_start_s = 60",
     "--standby-tp": "cluster.standby_tp = [4, 8]",
     "--host-kv": 'cluster.host_kv = "engine"',

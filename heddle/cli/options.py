@@ -189,6 +189,23 @@ def take_replayed(
     return take_config(sources, options, settings, usual=USUAL if logs else {}, logs=logs, **more)
 
 
+def given_keys(options: Mapping[str, Any], settings: Sequence[str]) -> set[str]:
+    """Keys that options, `--set` and TOML files set, and not a default.
+
+    Raises:
+        ConfigError: a file or a setting cannot be read.
+    """
+    from heddle.config_files import read_toml, setting
+
+    sources = [*map(read_toml, _config_files(options["configs"])), *map(setting, settings)]
+    found = {_KEYS[name] for name, v in options.items() if name in _KEYS and v is not None}
+    for source in sources:
+        for section, values in source.values.items():
+            keys = values if isinstance(values, Mapping) else {}
+            found |= {section, *(f"{section}.{key}" for key in keys)}
+    return found
+
+
 def take_settings(settings: Sequence[str], configs: Sequence[Path] = (), **given: Any) -> "Config":
     """Read keys of a command that replays no trace; `given` are options by their
     key with "__" for ".".

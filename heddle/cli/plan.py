@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import rich_click as click
 from click.core import ParameterSource
 
-from heddle.cli.given_options import given_options
+from heddle.cli.given_options import given_options, kept_words
 from heddle.cli.logs import with_rollout
-from heddle.cli.options import planned, take_replayed
+from heddle.cli.options import given_keys, planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.loop.plan import LoopPlan
     from heddle.planning.plan import Planned
+    from heddle.search.result import SearchResult
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
 ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs")
@@ -63,8 +64,14 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
     f"training, TP degree, trainer; best: {','.join(PLANNED_REGIMES)}",
 )
 @sweep_option(*SWEPT)
-@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
+@click.option("--wide", is_flag=True, help="All that was tried, too")
+@click.option(
+    "--budget-s",
+    type=float,
+    default=None,
+    help="Seconds after which a search begins no further simulations [none]",
+)
 @click.option(
     "--export",
     type=click.Path(path_type=Path),
@@ -85,8 +92,9 @@ def plan(
     dollars: float | None,
     jobs: int | None,
     sweeps: tuple[str, ...],
-    seed: int | None,
     as_json: bool,
+    wide: bool,
+    budget_s: float | None,
     export: tuple[Path, ...],
     **options: Any,
 ) -> None:
@@ -100,7 +108,8 @@ def plan(
     With one cluster: all shipped policies, each at every TP degree and number of running steps,
     and with --speculation best at each setting of it, are simulated on rollouts that are drawn from
     half of the prompts. The best is judged on the other half; its interval is that of one rollout.
-    --max-running fixes the number of running steps. plan.budget_s limits the search.
+    --max-running fixes the number of running steps. ctrl-C, and the end of --budget-s, give the
+    best so far.
 
     With plan.search=false: the TP degrees and groups that `heddle` plans from what it knows at the
     start, by policy.planner, policy.cost and policy.predictor, and the trace simulated with them.
@@ -118,7 +127,8 @@ def plan(
     swept = read_sweeps(sweeps, SWEPT)
     best = "cluster.roles" in swept
     options["speculation"], speculation = best_speculation(options["speculation"])
-    config, _ = take_replayed(sources, options, settings, seed=seed, roles_tried=best)
+    given = given_keys(options, settings)
+    config, _ = take_replayed(sources, options, settings, plan__budget_s=budget_s, roles_tried=best)
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is not None:
@@ -139,11 +149,20 @@ def plan(
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
     if _searches(config, best=best):
-        words = _kept_words(context, settings)
-        fixed = context.get_parameter_source("max_running") is ParameterSource.COMMANDLINE
-        _search(config, speculation, words, export, jobs, fixed_slots=fixed, as_json=as_json)
+        from heddle.cli.show_search import show_search
+        from heddle.planning.deployment import deployment_of_search
+        from heddle.search.verdict import plain
+
+        words = kept_words(context, settings)
+        slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
+        found = _search(config, speculation, jobs, slots)
+        if as_json:
+            click.echo(json.dumps(plain(found, words), allow_nan=False))
+        else:
+            show_search(found, words, wide=wide)
+        write_exports(deployment_of_search(found), export)
         return
-    _refuse(context, ("jobs",), {}, (), "it is of a search")
+    _refuse(context, ("jobs", "budget_s", "wide"), {}, (), "it is of a search")
     _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
 
 
@@ -157,15 +176,6 @@ def _searches(config: "Config", *, best: bool) -> bool:
     found = how.search and not (best or cluster.roles or cluster.pool or how.estimate_only)
     require(not (found and cluster.mix), MIX)
     return found
-
-
-def _kept_words(context: click.Context, settings: Sequence[str]) -> list[str]:
-    """Trace and options of the command line that do not change what was found."""
-    kept = [text for text in settings if text.partition("=")[0].strip() not in FOUND]
-    return [
-        *given_options(context, but=SEARCHED),
-        *(word for text in kept for word in ("--set", text)),
-    ]
 
 
 def _refuse(
@@ -191,20 +201,13 @@ def _refuse(
 def _search(
     config: "Config",
     speculation: str | None,
-    words: list[str],
-    export: tuple[Path, ...],
     jobs: int | None,
-    *,
-    fixed_slots: bool,
-    as_json: bool,
-) -> None:
-    """Search, print what to run, and write the files that start it."""
+    slots: tuple[int, ...] | None,
+) -> "SearchResult":
+    """Search, with progress on a terminal."""
     from heddle.cli.progress import progress
-    from heddle.cli.show_search import show_search
     from heddle.cost.objective import prices_for
-    from heddle.planning.deployment import deployment_of_search
     from heddle.search.result import search
-    from heddle.search.verdict import plain
     from heddle.setup import Workspace
 
     shared = Workspace()
@@ -215,30 +218,18 @@ def _search(
             bar.now(f"searching; best so far {best}" if best else "searching")
             bar.at(done, of)
 
-        found = search(
+        return search(
             config,
             speculation=speculation,
-            slots=(config.cluster.max_running,) if fixed_slots else None,
+            slots=slots,
             prices=prices_for(config.plan.objective or "makespan", config.prices, pools),
             jobs=jobs,
             budget_s=config.plan.budget_s,
             workspace=shared,
             on_round=on_round if bar.seen else None,
         )
-    if as_json:
-        click.echo(json.dumps(plain(found, words), allow_nan=False))
-    else:
-        show_search(found, words)
-    write_exports(deployment_of_search(found), export)
 
 
-SEARCHED = (
-    *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs"),
-    *("max_running", "speculation", "settings"),
-)
-"""Parameters that the command of a recommendation says itself, or does not have."""
-FOUND = ("cluster.tp", "cluster.max_running", "cluster.speculation", "plan.budget_s", "plan.search")
-"""The same of keys."""
 MIX = (
     "cluster.mix names the engines, and a search chooses them: leave it out, or compare policies "
     "on these engines with heddle compare"

@@ -13,7 +13,6 @@ ENGINE = click.Choice(["vllm", "fake"])
 
 @click.command()
 @click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [verl]")
-@click.option("--seed", type=int, default=None, help="Seed of all that is drawn [0]")
 @click.option("--engine", type=ENGINE, default=None, help="What runs the steps [fake]")
 @click.option("--model-dir", default=None, help="Folder of the model that vLLM serves")
 @click.option(
@@ -29,7 +28,6 @@ def run(
     sources: tuple[str, ...],
     settings: tuple[str, ...],
     policy: str | None,
-    seed: int | None,
     engines: int | None,
     tps: str | None,
     out: Path,
@@ -53,7 +51,6 @@ def run(
         options,
         settings,
         policy__preset=policy,
-        seed=seed,
         engines=(engines, tps),
         **runtime,
     )

@@ -1,7 +1,8 @@
 """Rollouts as text: a comparison, a run, and what each part of `heddle` adds to a baseline."""
 
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import rich_click as click
 
@@ -15,10 +16,12 @@ from heddle.cli.tables import (
     new_table,
     number_cell,
     percent,
+    short_estimate,
     show,
     show_ranking,
     show_rows,
     show_tried,
+    show_verdict,
 )
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.drafters import acceptance_of
@@ -29,37 +32,85 @@ from heddle.cost.prices import Prices
 from heddle.runs.bound import Bound
 from heddle.runs.conditions import lateness_note, load_note
 from heddle.runs.ideal import Ideal
+from heddle.search.compared import answer_of
+from heddle.search.policies import FIRST
+from heddle.search.result import Judged
+from heddle.search.verdict import command_of, verdict
 from heddle.setup import RunSetup
 from heddle.simulation import RUN_KEYS, RunResult, run_prices
 
 WHY = tuple(key for key in RUN_KEYS if key not in ("makespan_s", "throughput_tok_s"))
 """Figures of a run that say why it is fast or slow."""
+SHORT: Final = {"queueing_p99_s": "p99 queue", "prefix_hit": "prefix hits"}
+"""The same in the table that is not wide, with their heads."""
 PLANNED = "planned"
 """Column of policies that choose the TP degrees of their engines."""
 
 
-def comparison(result: Comparison) -> None:
-    """Trace, cluster, bound, one row for each policy, and where the runs are.
+def comparison(result: Comparison, words: Sequence[str], *, wide: bool = False) -> None:
+    """What to run, one row for each policy, how to run the best, and what was compared.
 
-    Where settings were tried, first all of them, then each policy at its best. Of one run, all its
-    figures.
+    With `wide` all columns, what was tried, and a chart. Of one run, all its figures. `words` are
+    trace and options of the command that replays the best.
     """
-    comparison_head(result)
-    baseline = result.best_baseline
     tried = bool(result.tuning.swept or result.tuning.roles)
     if len(result.runs) == 1 and not tried:
+        comparison_head(result)
         (row,), (run,) = result.policies, result.runs
         _run_figures(run, row.bound_fraction, row.fluid_fraction, row.equal_progress_fraction)
         return
-    if tried:
+    answer = answer_of(result)
+    if answer is not None:
+        show_verdict(verdict(answer))
+        click.echo()
+    if wide and tried and result.raced is None:
         _settings(result)
-    show_rows([_row(result, p) for p in result.best])
-    if baseline:
-        click.echo(f"best baseline: {baseline.policy}")
-    show_ranking(result.objective, [p.policy for p in result.ranking])
-    _runs(result)
-    bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
-    draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+    if wide:
+        show_rows([_row(result, p) for p in result.best])
+    else:
+        comes = None if answer is None or answer.as_it_comes is None else answer.as_it_comes
+        show_rows([_short_row(result, p, comes) for p in result.ranking])
+        click.echo(_legend(result, comes))
+    click.echo()
+    if answer is not None:
+        fact("next", shlex.join(command_of(answer.judged[0], words)))
+    comparison_head(result)
+    if result.best_baseline:
+        click.echo(f"best baseline: {result.best_baseline.policy}")
+    if wide:
+        show_ranking(result.objective, [p.policy for p in result.ranking])
+    _runs(result, every=wide)
+    if wide:
+        bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+        draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
+
+
+def _short_row(result: Comparison, p: PolicyResult, comes: Judged | None) -> dict[str, str]:
+    """At most eight cells of a policy, by column."""
+    best = result.ranking[0]
+    figures = {key: _over_seeds([r.summary for r in p.runs], key) for key in SHORT}
+    versus = None if comes is None else comes.makespan_s.mean / p.makespan_s.mean
+    return {
+        "policy": p.policy,
+        "makespan_s": short_estimate(p.makespan_s),
+        "vs best": f"{p.makespan_s.mean / best.makespan_s.mean:.2f}",
+        **({} if versus is None else {f"vs {FIRST}": f"{versus:.2f} x"}),
+        **costs(p.cost),
+        **{name: number_cell(figures[key]) for key, name in SHORT.items()},
+    }
+
+
+def _legend(result: Comparison, comes: Judged | None) -> str:
+    """What the columns of `_short_row` mean."""
+    text = "vs best: makespan over the least"
+    if comes is not None:
+        text += f"; vs {FIRST}: throughput over that of {FIRST} as it comes ({comes.setting})"
+    if result.raced is not None:
+        text += (
+            "\neach policy at the setting that is best on this trace: "
+            f"{result.raced.simulations:,} simulations in {result.raced.seconds:,.1f} s"
+        )
+    return text + "\n--wide has all columns"
 
 
 def _row(result: Comparison, p: PolicyResult) -> dict[str, str]:
@@ -85,14 +136,14 @@ def comparison_head(result: Comparison) -> None:
     _head(result, result.bound, result.ideal, result.prices, engines)
 
 
-def _runs(result: Comparison) -> None:
-    """Where the runs are that the table has means of."""
+def _runs(result: Comparison, *, every: bool) -> None:
+    """Where the runs are that the table has means of; with `every`, their names."""
     shown = [run for p in result.best for run in p.runs]
     _seeds(len(shown) // len(result.best))
     click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in shown)))
-    for run in shown:
+    for run in shown if every else ():
         click.echo(f"  {run.path.name}")
-    if len(result.runs) > len(shown):
+    if every and len(result.runs) > len(shown):
         click.echo(f"  and {len(result.runs) - len(shown):,} at other settings")
 
 
@@ -106,8 +157,9 @@ def _tried(result: Comparison) -> str:
     """The same of a comparison that tries several settings."""
     base = result.config.cluster.max_running
     tried = result.tuning
-    tps, numbers = (" or ".join(map(str, each)) for each in (tried.tps, tried.numbers))
-    planned = "" if tried.numbers == (base,) else f" ({base} with a planner)"
+    tps, numbers = (" or ".join(map(str, each)) for each in (tried.tps, sorted(tried.numbers)))
+    same = tried.numbers == (base,) or result.raced is not None
+    planned = "" if same else f" ({base} with a planner)"
     return f"TP {tps}, {numbers} running per engine{planned}"
 
 

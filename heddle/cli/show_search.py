@@ -5,19 +5,19 @@ from collections.abc import Sequence
 
 import rich_click as click
 
-from heddle.cli.tables import cost_cells, fact, show_rows
+from heddle.cli.tables import cost_cells, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
-from heddle.search.result import Judged, SearchResult
-from heddle.search.verdict import command_of, faster, verdict
+from heddle.search.result import Judged, SearchResult, Tried
+from heddle.search.verdict import answer_of_search, command_of, faster, verdict
 
 
-def show_search(result: SearchResult, words: Sequence[str]) -> None:
+def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = False) -> None:
     """The verdict, the candidates that were judged, and how to run the best.
 
-    `words` are trace and options of the command that it names.
+    `words` are trace and options of the command that it names; with `wide`, all that was tried.
     """
     work, profiles = result.setup.workload, result.setup.profiles
-    click.echo(verdict(result))
+    show_verdict(verdict(answer_of_search(result)))
     click.echo()
     rows = [*result.judged]
     comes = result.as_it_comes
@@ -29,6 +29,10 @@ def show_search(result: SearchResult, words: Sequence[str]) -> None:
         "from prompts that the search has not seen"
     )
     click.echo()
+    if wide:
+        show_rows([_tried_row(each) for each in result.tried])
+        click.echo("means of the search, over the draws of each; - where all were stopped")
+        click.echo()
     facts = [f"{work.trajectories:,} trajectories", *(work.fill.assumptions if work.fill else ())]
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
@@ -42,6 +46,19 @@ def show_search(result: SearchResult, words: Sequence[str]) -> None:
     fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
     fact("next", shlex.join(command_of(result.best, words)))
     fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
+
+
+def _tried_row(tried: Tried) -> dict[str, str]:
+    cluster, mean_s = tried.candidate.cluster, tried.mean_s
+    drafts = cluster.speculation
+    return {
+        "tried": tried.candidate.policy,
+        "TP": "own" if tried.candidate.planned else cluster.tps,
+        "slots": str(cluster.max_running),
+        **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
+        "draws": str(tried.draws),
+        "makespan_s": "-" if mean_s is None else f"{mean_s:,.1f}",
+    }
 
 
 def _row(result: SearchResult, each: Judged) -> dict[str, str]:

@@ -128,6 +128,13 @@ def fact(label: str, text: str) -> None:
     click.echo(words)
 
 
+def show_verdict(text: str) -> None:
+    """Print what to run, in lines that a terminal has room for."""
+    console = Console(highlight=False)
+    width = console.width if console.is_terminal else WIDEST
+    click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
+
+
 def show_ranking(objective: Objective, names: Sequence[str]) -> None:
     """Print the order of two names or more, in lines that a terminal has room for."""
     if len(names) > 1:
@@ -140,6 +147,13 @@ def show_ranking(objective: Objective, names: Sequence[str]) -> None:
 def estimate_cell(e: Estimate, give_or_take: str = "±") -> str:
     """A mean, with its interval where there are several seeds."""
     return f"{e.mean:,.1f}" if e.ci95 is None else f"{e.mean:,.1f} {give_or_take} {e.ci95:,.1f}"
+
+
+def short_estimate(e: Estimate) -> str:
+    """The same in fewer digits, where there are enough before the point."""
+    if e.mean < 100.0:
+        return estimate_cell(e)
+    return f"{e.mean:,.0f}" if e.ci95 is None else f"{e.mean:,.0f} ± {e.ci95:,.0f}"
 
 
 def cost_cells(cost: RunCost) -> list[str]:

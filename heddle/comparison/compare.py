@@ -5,7 +5,7 @@ the best is compared (`heddle.comparison.tuning`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -15,7 +15,7 @@ from heddle.cluster.profiles import ClusterProfiles
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.config import RunConfig
-from heddle.config_files import ConfigError
+from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, best_rows, objective_value, prices_for, ranked
 from heddle.cost.prices import Prices, RunCost
 from heddle.executor import Report
@@ -24,6 +24,10 @@ from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
+from heddle.search.compared import plain_answer
+from heddle.search.policies import is_pattern, matching
+from heddle.search.race import OnRound
+from heddle.search.tuned import LONG_S, SEEDS, Tuned, tuned
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.simulation import RunResult, simulate
 from heddle.workload import Workload
@@ -83,8 +87,8 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain(),
-            "throughput_tok_s": self.throughput_tok_s.plain(),
+            "makespan_s": self.makespan_s.plain_range(),
+            "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,
             "bound_fraction": self.bound_fraction,
@@ -112,6 +116,10 @@ class Comparison:
     ideal: Ideal
     policies: tuple[PolicyResult, ...]
     """A row for each policy, or for each setting of one."""
+    raced: Tuned | None = None
+    """Where the settings of policies were found before the runs: how."""
+    workspace: Workspace = field(repr=False, compare=False)
+    """With inputs of the runs."""
 
     @property
     def runs(self) -> tuple[RunResult, ...]:
@@ -131,9 +139,9 @@ class Comparison:
 
     @property
     def best_baseline(self) -> PolicyResult | None:
-        """The best baseline by the objective; None unless settings were tried."""
-        tried = [p for p in self.ranking if p.variant.swept and p.variant.baseline]
-        return tried[0] if tried else None
+        """The best policy of another system, by the objective; None unless settings were tried."""
+        others = [p for p in self.ranking if p.variant.baseline]
+        return others[0] if any(p.variant.swept for p in others) else None
 
     def over_best_baseline(self, row: PolicyResult) -> float | None:
         """Mean throughput of a row over that of the best baseline; None if there is none."""
@@ -142,12 +150,16 @@ class Comparison:
             return None
         return row.throughput_tok_s.mean / baseline.throughput_tok_s.mean
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON; equal seeds give equal values but for `wall_s` and `run`."""
+    def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
+        """As JSON; equal seeds give equal values but for `wall_s` and `run`.
+
+        `words` are trace and options of the command that replays what is recommended.
+        """
         trace, cluster = self.workload.trace, self.config.cluster
         baseline = self.best_baseline
         return {
             "schema": SCHEMA,
+            **plain_answer(self, words),
             "trace": {
                 "name": trace.name,
                 "trajectories": len(self.workload.scripts),
@@ -181,6 +193,7 @@ class Comparison:
             },
             "ideal": asdict(self.ideal),
             **({"best_baseline": baseline.policy} if baseline else {}),
+            **({} if self.raced is None else {"searched": self.raced.plain()}),
             "runs": [
                 {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
             ],
@@ -213,22 +226,28 @@ class Comparison:
 
 def compare(
     config: RunConfig,
-    policies: Sequence[str],
+    policies: Sequence[str] | None = None,
     *,
     tps: Choice = None,
     slots: Choice = None,
     speculation: str | None = None,
     objective: Objective = "makespan",
     roles: bool = False,
-    seeds: int = 1,
+    seeds: int | None = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
     executor: ExecutorKind = "processes",
     config_text: str | None = None,
     workspace: Workspace | None = None,
     on_progress: OnProgress | None = None,
+    on_round: OnRound | None = None,
 ) -> Comparison:
     """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
+
+    Without `policies`, and with patterns such as ``verl*`` or ``all``, a race finds the best TP
+    degree and number of running steps of each shipped policy before its runs, among `tps` and
+    `slots`, by default all; `on_round` is called as of `heddle.search.race`. `seeds` None: three,
+    or one where a run takes over a minute.
 
     A seed draws values that the trace lacks and permutes the order of its groups, in the same way
     for every policy. The number of processes `jobs` (default: as many as are useful) changes no
@@ -249,24 +268,53 @@ def compare(
         WorkerError: a process of `jobs` was killed.
         KeyboardInterrupt: a signal; unfinished runs are marked interrupted, and more do nothing.
     """
+    names = ["all"] if policies is None else list(policies)
+    races = any(map(is_pattern, names))
+    policies = matching(names, config)
     _check(policies, seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
-    settings = tuning(
-        config, tps=tps, slots=slots, speculation=speculation, roles=roles, workspace=shared
-    )
+    raced = None
+    if races:
+        require(not roles, ROLES_NEED_NAMES)
+        raced = tuned(
+            config,
+            policies,
+            tps=tps,
+            slots=slots,
+            speculation=speculation,
+            seeds=seeds,
+            jobs=jobs,
+            workspace=shared,
+            on_round=on_round,
+        )
+        settings = raced.tuning
+    else:
+        settings = tuning(
+            config, tps=tps, slots=slots, speculation=speculation, roles=roles, workspace=shared
+        )
     config = replace(config, cluster=settings.base)
     first, profiles = shared.workload(config), shared.profiles(settings.base)
     prices = prices_for(objective, config.prices, profiles.pools)
-    variants = settings.variants(config, policies, shared)
-    bound, ideal = _least_limits(config, settings, shared, seeds)
-    # By seed first: the trace is filled in once for all policies.
-    planned = [(v, config.seed + s) for s in range(seeds) for v in variants]
-    configs = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
-    steps = len(configs) * sum(len(script.steps) for script in first.scripts)
+    variants = settings.variants(config, policies, shared) if raced is None else raced.variants
     one = partial(_simulate, asleep=config.cluster.standby_tp, out=out, config_text=config_text)
-    names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
-    watch = None if on_progress is None else lambda finished: on_progress(names, finished, total)
-    done = run_all(executor, shared, one, configs, jobs=jobs, steps=steps, out=out, watch=watch)
+
+    def runs(numbers: Sequence[int]) -> list[RunResult]:
+        # By seed first: the trace is filled in once for all policies.
+        planned = [(v, config.seed + s) for s in numbers for v in variants]
+        each = [replace(with_policy(config, v.policy, v.cluster), seed=seed) for v, seed in planned]
+        steps = len(each) * sum(len(script.steps) for script in first.scripts)
+        names, total = [f"{v.name} s{seed}" for v, seed in planned], first.trajectories
+        watch = None if on_progress is None else lambda ended: on_progress(names, ended, total)
+        return run_all(executor, shared, one, each, jobs=jobs, steps=steps, out=out, watch=watch)
+
+    if seeds is None and raced is None:
+        done = runs([0])
+        seeds = 1 if max(run.wall_s for run in done) > LONG_S else SEEDS
+        done += runs(range(1, seeds)) if seeds > 1 else []
+    else:
+        seeds = seeds or (1 if raced is None else raced.seeds)
+        done = runs(range(seeds))
+    bound, ideal = _least_limits(config, settings, shared, seeds)
     by_seed = [done[i :: len(variants)] for i in range(len(variants))]
     return Comparison(
         config=config,
@@ -279,7 +327,14 @@ def compare(
         bound=bound,
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
+        raced=raced,
+        workspace=shared,
     )
+
+
+ROLES_NEED_NAMES = (
+    "--sweep cluster.roles needs names: list policies in --policies, such as verl,heddle"
+)
 
 
 def _simulate(
@@ -304,12 +359,13 @@ def _simulate(
     )
 
 
-def _check(policies: Sequence[str], seeds: int, first_seed: int, jobs: int | None) -> None:
+def _check(policies: Sequence[str], seeds: int | None, first_seed: int, jobs: int | None) -> None:
     if not policies:
         raise ConfigError("no policy is named: list them in --policies; see `heddle policies list`")
     twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
     if twice:
         raise ConfigError(f"policy {twice[0]!r} is named twice: name it once")
+    seeds = SEEDS if seeds is None else seeds
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"seeds must be from 1 to {MAX_SEEDS:,}, not {seeds}")
     if first_seed + seeds > SEED_END:

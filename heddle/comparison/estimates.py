@@ -19,6 +19,17 @@ class Estimate:
         """As JSON."""
         return {"mean": self.mean, "ci95": self.ci95}
 
+    def plain_range(self) -> dict[str, float | None]:
+        """As JSON, with the ends of the interval too, which are the mean with one seed."""
+        low, high = self.ends
+        return {**self.plain(), "low": low, "high": high}
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The interval, not below 0; the mean twice with one seed."""
+        half = self.ci95 or 0.0
+        return max(0.0, self.mean - half), self.mean + half
+
 
 def estimate(values: Sequence[float]) -> Estimate:
     """The mean of runs, and its confidence interval."""

@@ -23,6 +23,7 @@ from heddle.cluster.profiles import (
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.search.policies import is_other_system
 from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
 from heddle_core.parts.planner import FixedPlan
@@ -55,7 +56,8 @@ class Variant:
     swept: bool
     """Whether the policy runs at several settings."""
     baseline: bool
-    """Whether the policy neither plans, nor predicts, nor consolidates."""
+    """Whether it is of another system; with parts put in, if it neither plans, nor predicts, nor
+    consolidates."""
     speculation_tried: bool = False
     """Whether it is one of several settings of speculative decoding."""
     roles_tried: bool = False
@@ -129,7 +131,8 @@ class Tuning:
                         cluster=cluster,
                         swept=(swept or len(settings) > 1) and not tried,
                         speculation_tried=bool(self.speculations),
-                        baseline=not planned and not predicts and never_starts,
+                        baseline=is_other_system(name)
+                        and ("+" not in name or (not planned and not predicts and never_starts)),
                         roles_tried=tried,
                         planned=planned,
                     )

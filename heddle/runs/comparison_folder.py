@@ -10,7 +10,7 @@ import msgspec
 
 from heddle.runs.files import MANIFEST, RunError, check_out, new_folder, read_json, write_json
 
-SCHEMA = "heddle.compare/1"
+SCHEMA = "heddle.compare/2"
 """Of the index, and of what `heddle compare --json` prints."""
 INDEX = "index.json"
 PAGE = "report.html"

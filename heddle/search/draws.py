@@ -14,7 +14,8 @@ from heddle.workload import Workload
 from heddle_trace.columns import TraceColumn
 from heddle_trace.table import Scripts
 
-Half: TypeAlias = Literal["search", "judge"]
+Half: TypeAlias = Literal["search", "judge", "whole"]
+"""``whole``: the trace as it is, under a seed of its own."""
 
 LEAST_GROUPS: Final = 4
 """Of a trace that is halved."""
@@ -23,10 +24,11 @@ _TAG: Final = 0x5EA2C4
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One drawn rollout."""
+    """One drawn rollout; of the whole trace, what a seed draws."""
 
     half: Half
     number: int
+    """The first is 0."""
 
 
 def check_groups(scripts: Scripts) -> None:

@@ -5,7 +5,7 @@ Draws are the same for all candidates. A simulation that passes what it had to b
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -79,8 +79,11 @@ class Race:
         self.made: dict[Half, dict[Variant, dict[int, float]]] = {
             "search": defaultdict(dict),
             "judge": defaultdict(dict),
+            "whole": defaultdict(dict),
         }
         """Makespan by candidate and number of the draw; infinite where it was stopped."""
+        self.slowest_s = 0.0
+        """Wall time of the longest simulation."""
 
     @property
     def draws(self) -> int:
@@ -100,18 +103,22 @@ class Race:
         half: Half = "search",
         within: float = NEVER,
         always: bool = False,
+        own: bool = False,
     ) -> None:
         """Simulate what is missing; stopped at `within` times the best of each draw.
 
-        Nothing begins once the time is spent, unless `always`.
+        Nothing begins once the time is spent, unless `always`. With `own`, the best is that of the
+        candidate's own policy.
         """
         made = self.made[half]
         jobs = []
         for number in draws:
-            known = [each[number] for each in made.values() if number in each]
-            stop_s = within * min(known, default=NEVER)
+            by_policy = _best(made, number)
+            least_s = min(by_policy.values(), default=NEVER)
             jobs += [
-                Job(each, Draw(half, number), stop_s)
+                Job(each, Draw(half, number), within * by_policy.get(each.policy, NEVER))
+                if own
+                else Job(each, Draw(half, number), within * least_s)
                 for each in dict.fromkeys(candidates)
                 if number not in made.get(each, {})
             ]
@@ -119,7 +126,8 @@ class Race:
             return
         watch = None
         if self._on_round is not None:
-            best = self.ranked()[0].name if self.made["search"] else ""
+            ranked = self.ranked(half if half == "whole" else "search")
+            best = ranked[0].name if ranked else ""
             watch = partial(self._watched, best, len(jobs))
         found = run_all(
             "processes",
@@ -132,16 +140,17 @@ class Race:
             watch=watch,
         )
         self.simulations += len(jobs)
-        for job, seconds in zip(jobs, found, strict=True):
+        for job, (seconds, wall_s) in zip(jobs, found, strict=True):
             made[job.candidate][job.draw.number] = seconds
+            self.slowest_s = max(self.slowest_s, wall_s)
 
     def _watched(self, best: str, count: int, done: Sequence[int]) -> None:
         if self._on_round is not None:
             self._on_round(best, sum(done), count)
 
-    def ranked(self) -> list[Variant]:
-        """Candidates of the search, those of most draws first, then by mean makespan."""
-        made = self.made["search"]
+    def ranked(self, half: Half = "search") -> list[Variant]:
+        """Candidates of a half, those of most draws first, then by mean makespan."""
+        made = self.made[half]
         finished = [each for each in made if NEVER not in made[each].values()]
         return sorted(finished, key=lambda each: (-len(made[each]), fmean(made[each].values())))
 
@@ -175,20 +184,51 @@ class Race:
         return found
 
 
-def _makespan_s(shared: tuple[Workspace, RunConfig], job: Job, report: Report | None) -> float:
-    """One simulation of a race, as a job of an executor."""
+def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[str, float]:
+    """The least makespan of a draw by policy."""
+    best: dict[str, float] = {}
+    for each, times in made.items():
+        if number in times:
+            best[each.policy] = min(times[number], best.get(each.policy, NEVER))
+    return best
+
+
+def _makespan_s(
+    shared: tuple[Workspace, RunConfig], job: Job, report: Report | None
+) -> tuple[float, float]:
+    """One simulation of a race, as a job of an executor; its makespan and its wall time."""
+    began_s = time.perf_counter()
     workspace, config = shared
-    candidate = job.candidate
-    workload = drawn(workspace.workload(config), job.draw, config.seed)
+    candidate, draw = job.candidate, job.draw
+    if draw.half == "whole":
+        config = replace(config, seed=config.seed + draw.number)
+        workload = workspace.workload(config)
+    else:
+        workload = drawn(workspace.workload(config), draw, config.seed)
     mine = with_policy(config, candidate.policy, candidate.cluster)
     seconds = simulated_makespan_s(
         prepare(mine, workspace=workspace, workload=workload), job.stop_s
     )
     if report is not None:
         report(1)
-    return seconds
+    return seconds, time.perf_counter() - began_s
 
 
 def with_slots(candidate: Variant, number: int) -> Variant:
     """The candidate with another number of running steps."""
     return replace(candidate, cluster=replace(candidate.cluster, max_running=number))
+
+
+def drafted(candidate: Variant, speculation: Sequence[str]) -> Variant:
+    """The candidate with the first setting of these; as it is without any."""
+    for setting in speculation[:1]:
+        cluster = replace(candidate.cluster, speculation=setting)
+        candidate = replace(candidate, cluster=cluster, speculation_tried=True)
+    return candidate
+
+
+def with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
+    """The same for a configuration."""
+    for setting in speculation[:1]:
+        config = replace(config, cluster=replace(config.cluster, speculation=setting))
+    return config

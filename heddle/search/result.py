@@ -14,15 +14,19 @@ from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.plan import arrived
 from heddle.search.draws import check_groups
+from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
     FINALISTS,
     JUDGED,
     LAST,
     NEAR,
+    NEVER,
     SETTINGS_KEPT,
     WIDE,
     OnRound,
     Race,
+    drafted,
+    with_drafts,
     with_slots,
 )
 from heddle.setup import RunSetup, Workspace, prepare
@@ -35,23 +39,11 @@ from heddle_core.parts.predictor import NoPrediction
 from heddle_core.parts.scheduler import Fcfs
 from heddle_core.plans import ResourcePlan
 from heddle_core.policy import NoConsolidation, Policy
-from heddle_core.presets import PRESETS
 
-FIRST: Final = "verl"
-"""Tried before all others; a setting that it is far off at is not tried under others."""
 HOPELESS: Final = 1.6
 """Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
 OWN_ENGINES: Final = "heddle+fixed+keep_engines"
 """`heddle` on engines of one TP degree."""
-BY_GPU_TYPE: Final = ("rollart", "rollart-measured")
-"""Policies that place by GPU type."""
-
-
-def shipped(config: RunConfig) -> list[str]:
-    """Policies that a search tries where none is named."""
-    several = len(config.cluster.classes) > 1
-    names = [name for name in PRESETS if several or name not in BY_GPU_TYPE]
-    return [*names, OWN_ENGINES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +86,17 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A candidate of a search."""
+
+    candidate: Variant
+    draws: int
+    """That it ran on."""
+    mean_s: float | None
+    """Mean makespan of them; None where one was stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """What a search found."""
 
@@ -101,6 +104,8 @@ class SearchResult:
     """Of the recommended candidate, on the whole trace."""
     judged: tuple[Judged, ...]
     """The recommended first, then by makespan."""
+    tried: tuple[Tried, ...]
+    """All candidates, those of most draws first, then by makespan."""
     ties: tuple[str, ...]
     """Candidates that the draws do not tell from the best."""
     as_it_comes: Judged | None
@@ -149,10 +154,10 @@ def search(
     """
     began_s = time.monotonic()
     shared = Workspace() if workspace is None else workspace
-    names = list(policies or shipped(config))
+    names = list(policies or [*shipped(config), OWN_ENGINES])
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
-    config = _with_drafts(config, tried[-1:])
+    config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", workspace=shared)
     config = replace(config, cluster=settings.base)
     check_groups(shared.workload(config).scripts)
@@ -169,7 +174,7 @@ def search(
     ties = race.ties(best)
     chosen = min((best, *ties), key=lambda each: _simplicity(race, each, config, shared))
     own = [
-        _drafted(each, tried[:1])
+        drafted(each, tried[:1])
         for each in candidates
         if each.policy == FIRST and each.cluster == settings.base
     ]
@@ -184,6 +189,7 @@ def search(
     return SearchResult(
         setup=setups[chosen],
         judged=(judged[chosen], *rest),
+        tried=_tried(race),
         ties=tuple(_name(each) for each in (best, *ties) if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
@@ -192,6 +198,20 @@ def search(
         seconds=time.monotonic() - began_s,
         complete=complete and not race.over,
         draws=race.draws,
+    )
+
+
+def _tried(race: Race) -> tuple[Tried, ...]:
+    made = race.made["search"]
+    ended = race.ranked()
+    rest = [each for each in made if each not in set(ended)]
+    return tuple(
+        Tried(
+            candidate=each,
+            draws=len(made[each]),
+            mean_s=None if NEVER in made[each].values() else fmean(made[each].values()),
+        )
+        for each in (*ended, *rest)
     )
 
 
@@ -228,7 +248,7 @@ def _rounds(
     """
     first = [each for each in candidates if each.policy == FIRST] or list(candidates)
     each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
-    race.run((_drafted(each, way) for each in first for way in each_way), [0], always=True)
+    race.run((drafted(each, way) for each in first for way in each_way), [0], always=True)
     best = race.ranked()[0].cluster.speculation
     known = {
         each.cluster.tps: times[0]
@@ -236,9 +256,9 @@ def _rounds(
         if each.cluster.speculation == best
     }
     least_s = min(known.values())
-    drafted = [_drafted(each, (best,) if speculations else ()) for each in candidates]
+    with_best = [drafted(each, (best,) if speculations else ()) for each in candidates]
     race.run(
-        (e for e in drafted if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
+        (e for e in with_best if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
         [0],
         within=WIDE,
     )
@@ -248,24 +268,9 @@ def _rounds(
     race.run((with_slots(each, n) for each in kept for n in numbers), [0], within=NEAR)
     if speculations:
         kept = race.near(NEAR, SETTINGS_KEPT)
-        race.run((_drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)
+        race.run((drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)
     race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST), range(race.draws))
-
-
-def _drafted(candidate: Variant, speculation: Sequence[str]) -> Variant:
-    """The candidate with the first setting of these; as it is without any."""
-    for setting in speculation[:1]:
-        cluster = replace(candidate.cluster, speculation=setting)
-        candidate = replace(candidate, cluster=cluster, speculation_tried=True)
-    return candidate
-
-
-def _with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
-    """The same for a configuration."""
-    for setting in speculation[:1]:
-        config = replace(config, cluster=replace(config.cluster, speculation=setting))
-    return config
 
 
 def _simplicity(

@@ -1,11 +1,14 @@
 """The sentence that says what to run, and the same as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import without_acceptance
-from heddle.search.result import FIRST, Judged, SearchResult
+from heddle.cost.prices import RunCost
+from heddle.search.policies import FIRST, OURS
+from heddle.search.result import Judged, SearchResult
 
 SCHEMA = "heddle.plan/2"
 
@@ -15,18 +18,59 @@ def faster(best: Judged, other: Judged) -> Estimate:
     return estimate([b / a for a, b in zip(best.times, other.times, strict=True)])
 
 
-def verdict(result: SearchResult) -> str:
-    """What to run, in a sentence or three."""
-    best, spread = result.best, result.best.makespan_s
-    text = f"Run {_named(best)}: {spread.mean:,.0f} s ({spread.low:,.0f} to {spread.high:,.0f})"
-    others = [each for each in result.judged[1:] if each.candidate.policy != best.candidate.policy]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What to run, and what else there is."""
+
+    judged: tuple[Judged, ...]
+    """The recommended first, then by makespan."""
+    as_it_comes: Judged | None
+    """`FIRST` with the cluster's own engines."""
+    bound_s: float
+    bound_of: str = "Nothing"
+    """How the sentence on the bound begins."""
+    difference: str = ""
+    """Figures in which the best and the next best differ."""
+    remark: str = ""
+    """A last sentence."""
+
+
+def answer_of_search(result: SearchResult) -> Answer:
+    """The answer of a search."""
+    return Answer(
+        judged=result.judged,
+        as_it_comes=result.as_it_comes,
+        bound_s=result.bound_s,
+        bound_of="On this trace itself nothing",
+    )
+
+
+def verdict(answer: Answer) -> str:
+    """What to run, in a sentence or more."""
+    best = answer.judged[0]
+    spread = best.makespan_s
+    text = f"Run {_named(best)}: {_seconds(spread.mean)} s"
+    if spread.high > spread.low:
+        text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
+    others = [each for each in answer.judged[1:] if each.candidate.policy != best.candidate.policy]
     if others:
         text += f", {_against(best, others[0])} the next best, {_named(others[0])}"
-    comes = result.as_it_comes
-    if comes is not None and comes is not best:
+    comes = answer.as_it_comes
+    if comes is not None and comes.candidate.name != best.candidate.name:
         ratio = faster(best, comes).mean
         text += f", and {ratio:.2f}x as fast as {FIRST} as it comes ({comes.setting})"
-    return f"{text}. On this trace itself nothing can be faster than {result.bound_s:,.0f} s."
+    text += "."
+    mine = [each for each in others[1:] if each.candidate.policy.partition("+")[0] == OURS[0]]
+    if mine and best.candidate.policy.partition("+")[0] != OURS[0]:
+        text += f" It is {_against(best, mine[0])} {mine[0].candidate.policy}."
+    if answer.difference:
+        text += f" The difference: {answer.difference}."
+    text += f" {answer.bound_of} can be faster than {_seconds(answer.bound_s)} s."
+    return f"{text} {answer.remark}".rstrip()
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _against(best: Judged, other: Judged) -> str:
@@ -65,7 +109,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
     trace, cluster = setup.workload.trace, setup.config.cluster
     return {
         "schema": SCHEMA,
-        "verdict": verdict(result),
+        "verdict": verdict(answer_of_search(result)),
         "recommended": {
             **_plain(result, result.best),
             "loop": None,
@@ -101,8 +145,12 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _plain(result: SearchResult, each: Judged) -> dict[str, Any]:
-    cluster = each.candidate.cluster
-    gpus = list(result.setup.profiles.pools)
+    return plain_setting(each, result.setup.profiles.pools, result.cost(each))
+
+
+def plain_setting(each: Judged, pools: Mapping[str, int], cost: RunCost) -> dict[str, Any]:
+    """A candidate on GPUs by type, as JSON."""
+    cluster, gpus = each.candidate.cluster, list(pools)
     return {
         "policy": each.candidate.policy,
         "max_running": cluster.max_running,
@@ -115,5 +163,5 @@ def _plain(result: SearchResult, each: Judged) -> dict[str, Any]:
         "gpus": cluster.gpus,
         "gpu": gpus[0] if len(gpus) == 1 else None,
         "makespan_s": each.makespan_s.plain(),
-        **result.cost(each).plain(),
+        **cost.plain(),
     }

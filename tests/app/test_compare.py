@@ -46,7 +46,7 @@ def without_wall(plain: dict[str, Any]) -> str:
 
 def test_the_object_has_its_documented_fields(config: RunConfig, tmp_path: Path):
     plain = compare(config, ["verl", "slime"], seeds=2, out=tmp_path / "runs").plain()
-    assert plain["schema"] == "heddle.compare/1"
+    assert plain["schema"] == "heddle.compare/2"
     assert {"name", "trajectories", "output_tokens", "sha256"} <= plain["trace"].keys()
     assert {"gpus", "gpu", "model", "profile"} <= plain["cluster"].keys()
     assert plain["bound"].keys() == {"makespan_s", "solo_s", "capacity_s"}
@@ -76,7 +76,10 @@ def test_means_intervals_speedup_and_bound_fraction_follow_from_the_runs(
             spread = (sum((v - mean) ** 2 for v in values) / 2 / 3) ** 0.5
             assert policy[key]["mean"] == pytest.approx(mean)
             # Student's t for 2 degrees of freedom, 97.5 %.
-            assert policy[key]["ci95"] == pytest.approx(4.302652729749464 * spread, abs=1e-9)
+            half = policy[key]["ci95"]
+            assert half == pytest.approx(4.302652729749464 * spread, abs=1e-9)
+            low, high = policy[key]["low"], policy[key]["high"]
+            assert (low, high) == pytest.approx((mean - half, mean + half))
         first = policy["throughput_tok_s"]["mean"] if first is None else first
         assert policy["speedup"] == policy["throughput_tok_s"]["mean"] / first
         assert policy["bound_fraction"] == pytest.approx(
@@ -87,7 +90,9 @@ def test_means_intervals_speedup_and_bound_fraction_follow_from_the_runs(
 
 def test_one_seed_has_no_spread(config: RunConfig, tmp_path: Path):
     (policy,) = compare(config, ["verl"], out=tmp_path / "runs").plain()["policies"]
-    assert policy["makespan_s"]["ci95"] is None
+    only = policy["makespan_s"]
+    assert only["ci95"] is None
+    assert only["low"] == only["mean"] == only["high"]
 
 
 def test_any_number_of_processes_gives_the_same(config: RunConfig, tmp_path: Path):

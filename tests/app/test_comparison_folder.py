@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from heddle.config import RunConfig
 from heddle.runs import load_run
 from heddle.runs.comparison_folder import runs_in, shown_runs
+from heddle.search.policies import shipped
 from tests.app.journals import Heddle
 from tests.app.reported import unpacked
 
@@ -22,15 +24,17 @@ def test_compare_needs_only_a_trace(heddle: Heddle, trace: Path):
     (folder,) = Path("runs").iterdir()
     assert folder.name.endswith("-small-compare")
     index = json.loads((folder / "index.json").read_text())
-    assert index["schema"] == "heddle.compare/1"
-    assert [row["policy"] for row in index["policies"]] == ["verl", "slime", "heddle"]
+    assert index["schema"] == "heddle.compare/2"
+    presets = [row["policy"].partition("@")[0] for row in index["policies"]]
+    assert presets == shipped(RunConfig(trace="-"))
+    assert presets[0] == "verl"
     assert {Path(run["run"]) for run in index["runs"]} == {
         p for p in folder.iterdir() if p.is_dir()
     }
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "heddle s0" in page
     assert f"next: open {folder / 'report.html'} in a browser" in done.stdout
-    assert FEW in done.stderr
+    assert "fewer than 8 each" in done.stderr
 
 
 def test_json_brings_an_index_and_a_page_only_on_request(heddle: Heddle, trace: Path):

@@ -16,9 +16,10 @@ from heddle.config import RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search.draws import Draw, drawn
 from heddle.search.makespan import simulated_makespan_s
+from heddle.search.policies import shipped
 from heddle.search.race import NEVER, Race
-from heddle.search.result import OWN_ENGINES, SearchResult, engines_of, interval_of, search, shipped
-from heddle.search.verdict import plain, verdict
+from heddle.search.result import SearchResult, engines_of, interval_of, search
+from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.presets import PRESETS
@@ -88,7 +89,6 @@ def test_a_makespan_without_a_journal_is_that_of_the_run(config: RunConfig, tmp_
 
 def test_shipped_policies_are_all_presets_but_those_by_gpu_type(config: RunConfig):
     assert set(PRESETS) - set(shipped(config)) == {"rollart", "rollart-measured"}
-    assert OWN_ENGINES in shipped(config)
 
 
 def test_the_best_has_the_least_makespan_of_the_search_or_ties_with_it(found: SearchResult):
@@ -166,7 +166,7 @@ def test_an_interrupted_search_judges_what_it_has(
     found = search(config, policies=("verl", "slime"), prices=prices_of({}, ["h100"]))
     assert rounds == ["search", "search", "search", "judge"]
     assert not found.complete
-    assert "Run " in verdict(found)
+    assert "Run " in verdict(answer_of_search(found))
 
 
 def test_planned_engines_are_those_that_the_policy_starts(config: RunConfig):

@@ -56,12 +56,13 @@ def on_terminal(
 
 def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: Path):
     out, seen = on_terminal(
-        "compare", trace, "--policies", "verl,slime", "--gpus", 2, "--json", folder=tmp_path
+        *("compare", trace, "--policies", "verl,slime", "--gpus", 2, "--seeds", 1, "--json"),
+        folder=tmp_path,
     )
     plain = ESCAPES.sub("", seen)
     assert "closing (2 of 2 runs done)" in plain
     assert "12/12 trajectories" in plain
-    assert json.loads(out)["schema"] == "heddle.compare/1"
+    assert json.loads(out)["schema"] == "heddle.compare/2"
     (run, _) = sorted(path.parent for path in tmp_path.glob("runs/*/*/manifest.json"))
     for command, said in (
         ((*ONE_RUN, trace, "--json"), "6/6 trajectories"),
@@ -105,7 +106,7 @@ def test_what_runs_is_named_by_what_has_begun():
 
 
 def test_a_pipe_gets_no_progress_and_bars_of_ascii(trace: Path, tmp_path: Path):
-    command = [*HEDDLE, "compare", trace, "--policies", "verl,slime", "--gpus", "2"]
+    command = [*HEDDLE, "compare", trace, "--policies", "verl,slime", "--gpus", "2", "--wide"]
     outs = []
     for _ in range(2):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -125,7 +126,7 @@ def test_a_pipe_gets_no_progress_and_bars_of_ascii(trace: Path, tmp_path: Path):
 def test_bars_are_as_long_as_makespans(heddle: Heddle, trace: Path):
     options = ("compare", trace, "--policies", "verl,slime", "--gpus", "2", "--max-running", "2")
     result = json.loads(heddle(*options, "--json").stdout)
-    lines = heddle(*options, "--seeds", "1").stdout.splitlines()[-6:-4]
+    lines = heddle(*options, "--wide").stdout.splitlines()[-6:-4]
     means = [p["makespan_s"]["mean"] for p in result["policies"]]
     for line, policy, mean in zip(lines, result["policies"], means, strict=True):
         name, bar, value = line.split()
@@ -150,13 +151,14 @@ def test_a_narrow_or_dumb_terminal_shows_every_policy_whole(
         ",".join(names),
         "--gpus",
         2,
+        "--wide",
         folder=tmp_path,
         both=True,
         **environment,
     )
     plain = ESCAPES.sub("", seen).splitlines()
     start = next(i for i, line in enumerate(plain) if line.startswith("policy"))
-    end = next(i for i, line in enumerate(plain) if line.startswith("runs in"))
+    end = next(i for i, line in enumerate(plain) if line.startswith("next "))
     assert all(len(line.rstrip()) <= 80 for line in plain[start:end])
     heads = [line.split()[1:] for line in plain[start:end] if line.startswith("policy")]
     assert [name for head in heads for name in head] == names
@@ -188,10 +190,11 @@ def test_a_report_keeps_the_order_of_its_comparison(heddle: Heddle, trace: Path)
 def test_a_report_keeps_the_order_of_the_policies_that_compare_has_of_itself(
     heddle: Heddle, trace: Path
 ):
-    heddle("compare", trace, "--gpus", 2)
+    heddle("compare", trace, "--gpus", 2, "--policies", "*l,slime,heddle")
     runs = sorted(path.parent for path in Path("runs").glob("*/*/manifest.json"))
     told = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
-    assert [load_run(run["run"]).label for run in told] == ["verl s0", "slime s0", "heddle s0"]
+    presets = [load_run(run["run"]).label.partition(" ")[0] for run in told]
+    assert presets == ["verl", "slime", "heddle"]
 
 
 def test_json_has_no_bars(heddle: Heddle, trace: Path):
@@ -218,6 +221,7 @@ def test_a_terminal_gets_blocks_and_colour_unless_it_is_limited(
         "verl,slime",
         "--gpus",
         2,
+        "--wide",
         folder=tmp_path,
         both=True,
         **environment,

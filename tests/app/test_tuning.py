@@ -248,26 +248,27 @@ def test_tuned_baselines_are_presets_that_are_baselines(four: RunConfig):
 
 def test_the_text_shows_all_settings_and_then_the_best(heddle: Heddle, trace: Path):
     options = ("--gpus", 4, "--tp", "best", "--sweep", "cluster.max_running=1,3")
-    done = heddle("compare", trace, "--policies", "verl,heddle", *options)
+    done = heddle("compare", trace, "--policies", "verl,heddle", *options, "--wide")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    cluster = f"{lines[1]} {lines[2].strip()}"
-    assert cluster.endswith("TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)")
-    del lines[2]
-    assert lines[8].startswith("tried    mean makespan in seconds of policies without a planner")
-    assert "the hindsight is theirs" in lines[9]
-    assert lines[11].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
-    assert [line.split()[:2] for line in lines[12:14]] == [["verl", "1"], ["verl", "3"]]
-    assert sum(line.count("*") for line in lines[12:14]) == 1
-    assert "vs best baseline" in lines[15]
-    assert [line.split()[0].partition("@")[0] for line in lines[16:18]] == ["verl", "heddle"]
-    assert lines[18] == f"best baseline: {lines[16].split()[0]}"
+    assert lines[0].startswith("Run ")
+    assert lines[2].startswith("tried    mean makespan in seconds of policies without a planner")
+    assert "the hindsight is theirs" in lines[3]
+    assert lines[5].split() == ["policy", "running", "TP", "1", "TP", "2", "TP", "4"]
+    assert [line.split()[:2] for line in lines[6:8]] == [["verl", "1"], ["verl", "3"]]
+    assert sum(line.count("*") for line in lines[6:8]) == 1
+    assert "vs best baseline" in lines[9]
+    assert [line.split()[0].partition("@")[0] for line in lines[10:12]] == ["verl", "heddle"]
+    assert f"best baseline: {lines[10].split()[0]}" in lines
+    said = " ".join(" ".join(lines[12:]).split())
+    assert "TP 1 or 2 or 4, 1 or 3 running per engine (3 with a planner)" in said
     assert "  and 5 at other settings" in lines
     assert len(list(Path("runs").glob("*/*/manifest.json"))) == 7
 
 
 def test_nothing_to_try_is_said(heddle: Heddle, trace: Path):
-    done = heddle("compare", trace, "--policies", "heddle", "--gpus", 2, "--tp", "best")
+    on = ("--gpus", 2, "--tp", "best", "--wide")
+    done = heddle("compare", trace, "--policies", "heddle", *on)
     assert done.exit_code == 0, done.output
     assert "tried    nothing: every policy here plans its engines itself" in done.stdout
     assert "vs best baseline" not in done.stdout

@@ -159,7 +159,9 @@ def translated(step: str, tables: Mapping[str, Any]) -> str:
             continue
         value = None if word in tables["valueless"]["options"] else next(rest)
         made += _option(verb, word, value, tables, step)
-    return shlex.join([*made, *shlex.split(tables["added"].get(verb, ""))])
+    added = shlex.split(tables["added"].get(verb, ""))
+    kept = [] if added[:1] != ["--set"] and added[:1] and added[0] in made else added
+    return shlex.join([*made, *kept])
 
 
 def _option(

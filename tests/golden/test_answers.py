@@ -131,11 +131,11 @@ def test_a_step_is_said_in_the_new_command_line() -> None:
         "--sweep loop.train_gpus=4,8 --tp best --json"
     )
     assert translated("simulate t.jsonl --policy verl --price h100=2", tables) == (
-        "compare t.jsonl --policies verl --set prices.h100=2"
+        "compare t.jsonl --policies verl --set prices.h100=2 --seeds 1"
     )
-    moved = "compare t.jsonl --env-latency 2 --set cluster.restarts=1 --tag swe=h20"
+    moved = "compare t.jsonl --seeds 2 --env-latency 2 --set cluster.restarts=1 --tag swe=h20"
     assert translated(moved, tables) == (
-        "compare t.jsonl --set cluster.env_latency=2 --set cluster.restarts=1 "
+        "compare t.jsonl --seeds 2 --set cluster.env_latency=2 --set cluster.restarts=1 "
         """--set 'policy.tags=["swe=h20"]'"""
     )
     with pytest.raises(AnswerError, match="the verb train has no new form"):

@@ -1,0 +1,121 @@
+"""What a comparison says to run."""
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+
+from heddle.comparison.estimates import estimate
+from heddle.comparison.tuning import Variant, with_policy
+from heddle.policy_inputs import needs_oracle
+from heddle.search.policies import FIRST
+from heddle.search.result import Judged, PredictionInterval, engines_of
+from heddle.search.verdict import Answer, command_of, plain_setting, verdict
+from heddle.setup import prepare
+
+if TYPE_CHECKING:
+    from heddle.comparison.compare import Comparison, PolicyResult
+
+DIFFERENCES: Final = (
+    ("queueing_p99_s", "P99 queueing", " s", -1),
+    ("preemptions", "preemptions", "", -1),
+    ("prefix_hit", "prefix hits", "", 1),
+    ("utilisation", "utilisation", "", 1),
+)
+"""Figures of a run that tell why it is faster: key, words, unit, and the sign of better."""
+NOTABLE: Final = 1.1
+"""Ratio from which a difference is told."""
+
+
+def answer_of(comparison: "Comparison") -> Answer | None:
+    """What to run of what was compared; None where every policy sees the future."""
+    rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
+    if not rows:
+        return None
+    judged = [judged_of(comparison, row) for row in rows]
+    raced = comparison.raced
+    comes = None
+    if raced is not None and raced.as_it_comes is not None:
+        comes = _judged(comparison, raced.as_it_comes, raced.as_it_comes_s)
+    elif comparison.tuning.swept:
+        own = comparison.config.cluster.tp
+        comes = next(
+            (
+                judged_of(comparison, row)
+                for row in comparison.policies
+                if row.variant.policy == FIRST and row.variant.cluster.tp == own
+            ),
+            None,
+        )
+    return Answer(
+        judged=tuple(judged),
+        as_it_comes=comes,
+        bound_s=comparison.bound.makespan_s,
+        difference=_difference(rows[0], rows[1]) if len(rows) > 1 else "",
+        remark="" if comparison.tuning.swept else _untried(comparison),
+    )
+
+
+def _untried(comparison: "Comparison") -> str:
+    """That other TP degrees may be better for some of what was compared."""
+    fixed = [row.variant.policy for row in comparison.best if not row.variant.planned]
+    if not fixed or comparison.config.cluster.mix or comparison.config.cluster.roles:
+        return ""
+    named = ", ".join(fixed[:3]) + (" and others" if len(fixed) > 3 else "")
+    return f"Other TP degrees and slots of {named} were not tried: --policies all tries them."
+
+
+def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:
+    """A row of a comparison, with its engines; the interval is of the mean over the seeds."""
+    times = tuple(run.summary["makespan_s"] for run in row.runs)
+    return _judged(comparison, row.variant, times)
+
+
+def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:
+    config, shared = comparison.config, comparison.workspace
+    setup = prepare(
+        with_policy(config, variant.policy, variant.cluster),
+        workspace=shared,
+        workload=comparison.workload,
+    )
+    mean = estimate(times)
+    return Judged(
+        candidate=variant,
+        makespan_s=PredictionInterval(mean=mean.mean, low=mean.ends[0], high=mean.ends[1]),
+        times=times,
+        engines=engines_of(setup),
+    )
+
+
+def _difference(best: "PolicyResult", other: "PolicyResult") -> str:
+    """The two figures that differ most in favour of the best."""
+    found = []
+    for key, words, unit, sign in DIFFERENCES:
+        mine, theirs = (_mean(row, key) for row in (best, other))
+        if mine is None or theirs is None or not min(mine, theirs) > 0.0:
+            continue
+        ratio = (mine / theirs) ** sign
+        if ratio >= NOTABLE:
+            found.append((ratio, f"{words} {mine:.3g}{unit} against {theirs:.3g}{unit}"))
+    return ", ".join(text for _, text in sorted(found, reverse=True)[:2])
+
+
+def _mean(row: "PolicyResult", key: str) -> float | None:
+    values = [run.summary[key] for run in row.runs if run.summary[key] is not None]
+    return fmean(values) if values else None
+
+
+def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[str, Any]:
+    """`verdict` and `recommended` of a comparison as JSON; `words` as of `command_of`."""
+    answer = answer_of(comparison)
+    if answer is None:
+        return {"verdict": None, "recommended": None}
+    best = answer.judged[0]
+    (cost,) = (row.cost for row in comparison.policies if row.variant is best.candidate)
+    return {
+        "verdict": verdict(answer),
+        "recommended": {
+            **plain_setting(best, comparison.profiles.pools, cost),
+            "loop": None,
+            "command": None if words is None else command_of(best, words),
+        },
+    }

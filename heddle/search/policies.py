@@ -1,0 +1,60 @@
+"""Policies that a search or a comparison tries: all shipped ones, or those of a pattern."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Final
+
+from heddle.config import RunConfig
+from heddle.config_error import ConfigError
+from heddle_core.presets import PRESETS
+
+FIRST: Final = "verl"
+"""Tried before all others; as it comes, it is what others are compared with."""
+BY_GPU_TYPE: Final = ("rollart", "rollart-measured")
+"""Policies that place by GPU type."""
+OURS: Final = ("heddle", "heddle-paper")
+"""Heddle's own policies, which are no baselines."""
+_PATTERN = "*?["
+_ALL = "all"
+
+
+def shipped(config: RunConfig) -> list[str]:
+    """Policies that a search tries where none is named."""
+    several = len(config.cluster.classes) > 1
+    rest = [name for name in PRESETS if several or name not in BY_GPU_TYPE]
+    return [FIRST, *(name for name in rest if name != FIRST)]
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name stands for several policies."""
+    return name == _ALL or any(c in name for c in _PATTERN)
+
+
+def matching(names: Sequence[str], config: RunConfig) -> list[str]:
+    """The policies that names and patterns such as ``verl*`` stand for, those of patterns once.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+    found: list[str] = []
+    for name in names:
+        if not is_pattern(name):
+            found.append(name)
+            continue
+        matched = [p for p in shipped(config) if name == _ALL or fnmatchcase(p, name)]
+        if not matched:
+            plain = "".join(c for c in name if c not in "*?[]")
+            near = get_close_matches(plain, PRESETS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"--policies {name}: no shipped policy matches it; {hint}"
+                "heddle policies list has all"
+            )
+        found += [policy for policy in matched if policy not in found]
+    return found
+
+
+def is_other_system(policy: str) -> bool:
+    """Whether a policy is of another system: no part of it comes from Heddle's own policies."""
+    return policy.partition("+")[0] not in OURS
