@@ -104,7 +104,7 @@ def _legend(result: Comparison, comes: Judged | None) -> str:
     """What the columns of `_short_row` mean."""
     text = "vs best: makespan over the least"
     if comes is not None:
-        text += f"; vs {FIRST}: throughput over that of {FIRST} as it comes ({comes.setting})"
+        text += f"; vs {FIRST}: speed over that of {FIRST} as it comes ({comes.setting})"
     if result.raced is not None:
         text += (
             "\neach policy at the setting that is best on this trace: "

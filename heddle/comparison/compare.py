@@ -118,6 +118,8 @@ class Comparison:
     """A row for each policy, or for each setting of one."""
     raced: Tuned | None = None
     """Where the settings of policies were found before the runs: how."""
+    long_runs: bool = False
+    """Whether there is one seed because runs take long."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 
@@ -307,6 +309,7 @@ def compare(
         watch = None if on_progress is None else lambda ended: on_progress(names, ended, total)
         return run_all(executor, shared, one, each, jobs=jobs, steps=steps, out=out, watch=watch)
 
+    asked = seeds
     if seeds is None and raced is None:
         done = runs([0])
         seeds = 1 if max(run.wall_s for run in done) > LONG_S else SEEDS
@@ -328,6 +331,7 @@ def compare(
         ideal=ideal,
         policies=policy_results(variants, by_seed, bound, ideal, objective),
         raced=raced,
+        long_runs=asked is None and seeds == 1,
         workspace=shared,
     )
 

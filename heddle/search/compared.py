@@ -9,6 +9,7 @@ from heddle.comparison.tuning import Variant, with_policy
 from heddle.policy_inputs import needs_oracle
 from heddle.search.policies import FIRST
 from heddle.search.result import Judged, PredictionInterval, engines_of
+from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Answer, command_of, plain_setting, verdict
 from heddle.setup import prepare
 
@@ -51,8 +52,15 @@ def answer_of(comparison: "Comparison") -> Answer | None:
         as_it_comes=comes,
         bound_s=comparison.bound.makespan_s,
         difference=_difference(rows[0], rows[1]) if len(rows) > 1 else "",
-        remark="" if comparison.tuning.swept else _untried(comparison),
+        remark=_remark(comparison),
     )
+
+
+def _remark(comparison: "Comparison") -> str:
+    """That runs take long, or that more could be tried."""
+    if comparison.long_runs:
+        return f"It is of one seed: a run takes over {LONG_S:.0f} s."
+    return "" if comparison.tuning.swept else _untried(comparison)
 
 
 def _untried(comparison: "Comparison") -> str:
