@@ -23,8 +23,9 @@ from heddle.comparison.tuning import Variant, tuning, with_policy
 from heddle.config import MissingConfig, RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search.makespan import simulated_makespan_s
+from heddle.search.policies import shipped
 from heddle.search.race import with_slots
-from heddle.search.result import search, shipped
+from heddle.search.result import search
 from heddle.setup import Workspace, prepare
 from heddle_trace import read_trace, synth, write_trace
 from heddle_trace.table import Records

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant, with_policy
 from heddle.policy_inputs import needs_oracle
+from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST
-from heddle.search.result import Judged, PredictionInterval, engines_of
+from heddle.search.result import Judged, engines_of
 from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Answer, command_of, plain_setting, verdict
 from heddle.setup import prepare

@@ -1,19 +1,18 @@
 """What to run: the best candidate of a race, judged on prompts that the race has not seen."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Final
 
-from heddle.comparison.estimates import t_quantile
 from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.plan import arrived
 from heddle.search.draws import check_groups
+from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
     FINALISTS,
@@ -44,27 +43,6 @@ HOPELESS: Final = 1.6
 """Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
 OWN_ENGINES: Final = "heddle+fixed+keep_engines"
 """`heddle` on engines of one TP degree."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionInterval:
-    """A makespan of one rollout of unseen prompts, in seconds: mean, and 95 % prediction interval
-    (Student's t over drawn rollouts)."""
-
-    mean: float
-    low: float
-    high: float
-
-    def plain(self) -> dict[str, float]:
-        """As JSON."""
-        return {"mean": self.mean, "low": self.low, "high": self.high}
-
-
-def interval_of(values: Sequence[float]) -> PredictionInterval:
-    """The spread of drawn rollouts; none with a single one."""
-    mean, n = fmean(values), len(values)
-    half = t_quantile(n - 1) * stdev(values) * math.sqrt(1.0 + 1.0 / n) if n > 1 else 0.0
-    return PredictionInterval(mean=mean, low=max(0.0, mean - half), high=mean + half)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +159,8 @@ def search(
     compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     setups = {each: _setup(config, each, shared) for each in compared}
-    judged = {each: _judged(race, each, setups[each]) for each in compared}
+    ends_s = race.ends_s(list(compared))
+    judged = {each: _judged(race, each, setups[each], ends_s[each]) for each in compared}
     rest = sorted(
         (judged[each] for each in compared if each is not chosen and each not in own),
         key=lambda each: each.makespan_s.mean,
@@ -294,11 +273,12 @@ def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSe
     )
 
 
-def _judged(race: Race, candidate: Variant, setup: RunSetup) -> Judged:
+def _judged(race: Race, candidate: Variant, setup: RunSetup, ends_s: Sequence[float]) -> Judged:
     times = tuple(race.made["judge"][candidate].values())
+    searched = [each for each in race.made["search"].get(candidate, {}).values() if each < NEVER]
     return Judged(
         candidate=candidate,
-        makespan_s=interval_of(times),
+        makespan_s=prediction_interval(times, searched, ends_s),
         times=times,
         engines=engines_of(setup),
     )

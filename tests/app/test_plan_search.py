@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
 from heddle.cluster.config import ClusterConfig
@@ -15,10 +17,11 @@ from heddle.comparison.tuning import with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search.draws import Draw, drawn
+from heddle.search.interval import prediction_interval
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
 from heddle.search.race import NEVER, Race
-from heddle.search.result import SearchResult, engines_of, interval_of, search
+from heddle.search.result import SearchResult, engines_of, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -121,17 +124,35 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
         workload = drawn(shared.workload(base), Draw("judge", number), config.seed)
         times.append(simulated_makespan_s(prepare(mine, workspace=shared, workload=workload)))
     assert times == list(best.times)
-    assert best.makespan_s == interval_of(times)
+    assert best.makespan_s.mean == fmean(times)
+    spread = prediction_interval(times)
+    assert best.makespan_s.low <= spread.low <= spread.high <= best.makespan_s.high
 
 
 def test_an_interval_is_that_of_one_more_value():
-    one = interval_of([10.0])
+    one = prediction_interval([10.0])
     assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
     # Of 9, 10, 11: t(2) is 4.303, the deviation 1, and sqrt(1 + 1/3) 1.1547.
-    three = interval_of([9.0, 10.0, 11.0])
+    three = prediction_interval([9.0, 10.0, 11.0])
     assert three.mean == 10.0
     assert three.high == pytest.approx(10.0 + 4.303 * 1.1547, abs=0.01)
-    assert interval_of([1.0, 100.0]).low == 0.0
+    assert prediction_interval([1.0, 100.0]).low == 0.0
+    # The other half tells of spread, not of the mean.
+    both = prediction_interval([10.0, 10.0], [20.0, 20.0])
+    assert both.mean == 10.0
+    assert both.high > 20.0
+
+
+@pytest.mark.parametrize("groups", [16, 100])
+def test_an_interval_holds_the_latest_end_of_as_many_new_groups(groups: int):
+    rng = np.random.default_rng(groups)
+    held = 0
+    for _ in range(400):
+        known, new = rng.exponential(100.0, (2, groups))
+        found = prediction_interval([max(known)], ends_s=list(known))
+        held += found.low <= max(new) <= found.high
+    # Without the tail, only a rollout that is no longer than the known one is in it.
+    assert 0.92 <= held / 400 <= 0.98
 
 
 def test_ties_are_near_and_not_significant(config: RunConfig):
