@@ -67,4 +67,4 @@ def _latest_s(ends_s: Sequence[float], chance: float) -> float:
     # Of one group, as many times as there are groups.
     later = n * (1.0 - chance ** (1.0 / n)) / count
     # The predictive distribution: with the mean estimated from so many, its tail is of a power.
-    return least_s + count * beyond_s * max(0.0, later ** (-1.0 / count) - 1.0)
+    return least_s + count * beyond_s * max(0.0, math.pow(later, -1.0 / count) - 1.0)
