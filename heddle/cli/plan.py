@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from heddle.cli.given_options import given_options, kept_words
 from heddle.cli.logs import with_rollout
-from heddle.cli.options import given_keys, planned, take_replayed
+from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
@@ -20,8 +20,9 @@ from heddle.config_error import ConfigError, require
 if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.loop.plan import LoopPlan
+    from heddle.planning.limits import RolloutLimits
     from heddle.planning.plan import Planned
-    from heddle.search.result import SearchResult
+    from heddle.search.clusters import SearchedClusters
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
 ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs")
@@ -121,7 +122,8 @@ def plan(
     split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
     simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
-    from heddle.planning.cluster_sizes import RolloutLimits
+    from heddle.planning.deployment import deployment_of_search
+    from heddle.planning.limits import RolloutLimits
 
     check_exports(export)
     swept = read_sweeps(sweeps, SWEPT)
@@ -141,40 +143,35 @@ def plan(
         answer(_planned_loop(config, swept, regimes, speculation), show, as_json=as_json)
         return
     _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
-    if several or deadline_s is not None or dollars is not None:
-        remedy = "it is of one cluster, without --deadline and --budget"
-        _refuse(context, ("export",), swept, SEVERAL_SWEPT, remedy)
+    limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
+    several = several or limits != RolloutLimits()
+    if several:
+        _refuse(context, (), swept, SEVERAL_SWEPT, "it is of one cluster")
+    if _searches(config):
+        slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
+        found = _searched(config, swept, limits, speculation, jobs, slots)
+        words = kept_words(context, settings)
+        _show_searched(found, words, several=several, wide=wide, as_json=as_json)
+        write_exports(deployment_of_search(found.best.found), export)
+        return
+    _refuse(context, ("budget_s", "wide"), {}, (), "it is of a search")
+    if several:
+        _refuse(context, ("export",), {}, (), "it is of one cluster, or of a search")
         require(speculation is None, BEST_OF_ONE)
-        limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
         show_clusters(config, swept, limits, jobs, as_json=as_json)
         return
-    if _searches(config, best=best):
-        from heddle.cli.show_search import show_search
-        from heddle.planning.deployment import deployment_of_search
-        from heddle.search.verdict import plain
-
-        words = kept_words(context, settings)
-        slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
-        found = _search(config, speculation, jobs, slots)
-        if as_json:
-            click.echo(json.dumps(plain(found, words), allow_nan=False))
-        else:
-            show_search(found, words, wide=wide)
-        write_exports(deployment_of_search(found), export)
-        return
-    _refuse(context, ("jobs", "budget_s", "wide"), {}, (), "it is of a search")
+    _refuse(context, ("jobs",), {}, (), "it is of a search")
     _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
 
 
-def _searches(config: "Config", *, best: bool) -> bool:
+def _searches(config: "Config") -> bool:
     """Whether a rollout on one cluster is searched for, and not planned in closed form.
 
     Raises:
         ConfigError: it would be, of engines that are named.
     """
-    cluster, how = config.cluster, config.plan
-    found = how.search and not (best or cluster.roles or cluster.pool or how.estimate_only)
-    require(not (found and cluster.mix), MIX)
+    found = config.plan.search and not config.plan.estimate_only
+    require(not (found and config.cluster.mix), MIX)
     return found
 
 
@@ -196,38 +193,6 @@ def _refuse(
     useless += [f"--sweep {key}" for key in swept if key not in keys]
     if useless:
         raise ConfigError(f"{useless[0]} has no effect here: {remedy}")
-
-
-def _search(
-    config: "Config",
-    speculation: str | None,
-    jobs: int | None,
-    slots: tuple[int, ...] | None,
-) -> "SearchResult":
-    """Search, with progress on a terminal."""
-    from heddle.cli.progress import progress
-    from heddle.cost.objective import prices_for
-    from heddle.search.result import search
-    from heddle.setup import Workspace
-
-    shared = Workspace()
-    pools = shared.profiles(config.cluster).pools
-    with progress("searching", "simulations") as bar:
-
-        def on_round(best: str, done: int, of: int) -> None:
-            bar.now(f"searching; best so far {best}" if best else "searching")
-            bar.at(done, of)
-
-        return search(
-            config,
-            speculation=speculation,
-            slots=slots,
-            prices=prices_for(config.plan.objective or "makespan", config.prices, pools),
-            jobs=jobs,
-            budget_s=config.plan.budget_s,
-            workspace=shared,
-            on_round=on_round if bar.seen else None,
-        )
 
 
 MIX = (
@@ -282,6 +247,60 @@ def _planned_rollout(config: "Config", *, best: bool, speculation: str | None) -
         return replayed(found, shared)
 
 
+def _searched(
+    config: "Config",
+    swept: Mapping[str, Any],
+    limits: "RolloutLimits",
+    speculation: str | None,
+    jobs: int | None,
+    slots: tuple[int, ...] | None,
+) -> "SearchedClusters":
+    """Search all clusters, with progress on a terminal."""
+    from heddle.cli.progress import progress
+    from heddle.search.clusters import search_clusters
+
+    require(config.report.figure == "", FIGURE_OF_ESTIMATES)
+    for gpu in swept.get("cluster.gpu", ()):
+        check_file_is_of(config.cluster.model, gpu)
+    with progress("searching", "simulations") as bar:
+
+        def on_round(name: str, best: str, done: int, of: int) -> None:
+            bar.now(f"searching {name}; best so far {best}" if best else f"searching {name}")
+            bar.at(done, of)
+
+        return search_clusters(
+            config,
+            gpus=swept.get("cluster.gpus", (config.cluster.gpus,)),
+            classes=swept.get("cluster.gpu", (config.cluster.gpu,)),
+            limits=limits,
+            objective=config.plan.objective,
+            speculation=speculation,
+            roles="cluster.roles" in swept,
+            slots=slots,
+            jobs=jobs,
+            budget_s=config.plan.budget_s,
+            on_round=on_round if bar.seen else None,
+        )
+
+
+def _show_searched(
+    found: "SearchedClusters", words: list[str], *, several: bool, wide: bool, as_json: bool
+) -> None:
+    from heddle.cli.show_search import show_search, show_searched_clusters
+    from heddle.search.clusters import plain_clusters
+    from heddle.search.verdict import plain
+
+    only = found.best.found
+    if as_json:
+        plainly = plain_clusters(found, words) if several else plain(only, words)
+        click.echo(json.dumps(plainly, allow_nan=False))
+    elif several:
+        show_searched_clusters(found, words, wide=wide)
+    else:
+        show_search(only, words, wide=wide)
+
+
+FIGURE_OF_ESTIMATES = "report.figure is of plan.search = false: leave it out, or set both"
 CHOSEN = ("regimes", "as_json", "sweeps")
 """Parameters of which the plan's own values are printed, or none."""
 

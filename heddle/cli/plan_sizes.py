@@ -12,7 +12,7 @@ from heddle.config_error import ConfigError
 if TYPE_CHECKING:
     from heddle.cli.progress import ProgressBar
     from heddle.command_config import Config
-    from heddle.planning.cluster_sizes import RolloutLimits
+    from heddle.planning.limits import RolloutLimits
 
 _MOST = 1e12
 """Seconds of a deadline, and dollars of a budget, that are beyond every rollout."""

@@ -5,10 +5,16 @@ from collections.abc import Sequence
 
 import rich_click as click
 
-from heddle.cli.tables import cost_cells, fact, show_rows, show_verdict
+from heddle.cli.tables import cost_cells, costs, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
+from heddle.search.clusters import (
+    SearchedCluster,
+    SearchedClusters,
+    verdict_of_clusters,
+    words_of,
+)
 from heddle.search.result import Judged, SearchResult, Tried
-from heddle.search.verdict import answer_of_search, command_of, faster, verdict
+from heddle.search.verdict import command_of, faster, verdict_of_search
 
 
 def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = False) -> None:
@@ -17,7 +23,7 @@ def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = Fals
     `words` are trace and options of the command that it names; with `wide`, all that was tried.
     """
     work, profiles = result.setup.workload, result.setup.profiles
-    show_verdict(verdict(answer_of_search(result)))
+    show_verdict(verdict_of_search(result))
     click.echo()
     rows = [*result.judged]
     comes = result.as_it_comes
@@ -48,6 +54,43 @@ def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = Fals
     fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
 
 
+def show_searched_clusters(result: SearchedClusters, words: Sequence[str], *, wide: bool) -> None:
+    """Which cluster to take, one row for each, and how to run the best."""
+    best = result.best
+    show_verdict(verdict_of_clusters(result))
+    click.echo()
+    show_rows([_cluster_row(result, row) for row in result.rows])
+    for name, why in result.left_out.items():
+        click.echo(f"left out {name}: {why}")
+    click.echo()
+    if wide:
+        show_search(best.found, words_of(best, words), wide=True)
+        return
+    fact("history", best.found.setup.history.name)
+    gpus = [gpu for row in result.rows for gpu in row.found.setup.profiles.pools]
+    fact("prices", best.found.prices.text(dict.fromkeys(gpus)))
+    simulations = sum(row.found.simulations for row in result.rows)
+    seconds = sum(row.found.seconds for row in result.rows)
+    fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
+    fact("next", shlex.join(command_of(best.found.best, words_of(best, words))))
+
+
+def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, str]:
+    best, limits = row.found.best, result.limits
+    broken = ["late"] if limits.late(row) else []
+    broken += ["over budget"] if limits.over_budget(row) else []
+    limited = limits.deadline_s is not None or limits.dollars is not None
+    return {
+        "GPUs": row.name,
+        "policy": best.candidate.policy,
+        "setting": best.setting,
+        "makespan_s": f"{best.makespan_s.mean:,.1f}",
+        "of one rollout": f"{best.makespan_s.low:,.0f} to {best.makespan_s.high:,.0f}",
+        **costs(row.cost),
+        **({"limits": ", ".join(broken) or "kept"} if limited else {}),
+    }
+
+
 def _tried_row(tried: Tried) -> dict[str, str]:
     cluster, mean_s = tried.candidate.cluster, tried.mean_s
     drafts = cluster.speculation
@@ -68,7 +111,7 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
     paid = dict(zip(("GPU-hours", "$"), cost_cells(result.cost(each)), strict=False))
     return {
         "policy": candidate.policy,
-        "engines": ", ".join(f"{count} x TP {shape.tp}" for shape, count in each.engines),
+        "engines": each.engines_text,
         "slots": str(candidate.cluster.max_running),
         **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
         "makespan_s": f"{spread.mean:,.1f}",

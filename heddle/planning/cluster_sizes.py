@@ -1,19 +1,16 @@
 """Clusters for a rollout as a report: a row for each, and the one to take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from heddle.cost.objective import Objective
 from heddle.cost.prices import Prices, RunCost
+from heddle.planning.limits import RolloutLimits, priced, spent_of, unreachable
 from heddle_core.ids import EngineShape
 
 SCHEMA = "heddle.plan-sizes/1"
-NEAR = 0.02
-"""Rows whose objective is this near to the least are equal, and the other measure decides."""
-
 Limit: TypeAlias = Literal["longest trajectory", "capacity"]
-_Least: TypeAlias = "tuple[str, Callable[[ClusterSize], float]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,22 +77,6 @@ class ClusterSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLimits:
-    """What a rollout may take."""
-
-    deadline_s: float | None = None
-    dollars: float | None = None
-
-    def late(self, row: ClusterSize) -> bool:
-        """Whether a rollout ends after the deadline."""
-        return self.deadline_s is not None and row.makespan_s > self.deadline_s
-
-    def over_budget(self, row: ClusterSize) -> bool:
-        """Whether a rollout costs more than the budget; rows have prices where there is one."""
-        return self.dollars is not None and (row.cost.dollars or 0.0) > self.dollars
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """The report of a sweep over clusters."""
 
@@ -122,11 +103,11 @@ class Sizes:
     @property
     def priced(self) -> bool:
         """Whether every class has a price."""
-        return _priced(self.rows)
+        return priced(self.rows)
 
     def spent(self, row: ClusterSize) -> float:
         """Dollars of a row; GPU-hours where a class has no price."""
-        return _spent_of(self.rows)(row)
+        return spent_of(self.rows)(row)
 
     def on_front(self, row: ClusterSize) -> bool:
         """Whether no other row is both faster and cheaper (Pareto)."""
@@ -136,26 +117,7 @@ class Sizes:
 
     def unreachable(self) -> str | None:
         """Why no row is recommended, and what is reachable; None if there is one."""
-        if self.recommended is not None:
-            return None
-        limits = self.limits
-        fastest, cheapest = ("fastest", _seconds), ("cheapest", self.spent)
-        given: list[tuple[str, Callable[[ClusterSize], bool], _Least, _Least]] = []
-        if limits.deadline_s is not None:
-            text = f"--deadline {limits.deadline_s:,.0f} s"
-            given.append((text, limits.late, cheapest, fastest))
-        if limits.dollars is not None:
-            text = f"--budget ${limits.dollars:,.2f}"
-            given.append((text, limits.over_budget, fastest, cheapest))
-        said = []
-        for text, broken, reached, missed in given:
-            kept = [row for row in self.rows if not broken(row)]
-            word, least = reached if kept else missed
-            row = _said(min(kept or self.rows, key=least))
-            said.append(f"{text} is {'' if kept else 'not '}reachable: the {word} is {row}")
-        why = "no cluster of these keeps "
-        why += "both limits" if len(said) > 1 else "the limit"
-        return f"{why}. {'; '.join(said)}. Raise a limit, or name other --gpus or --gpu"
+        return None if self.recommended is not None else unreachable(self.rows, self.limits)
 
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values."""
@@ -182,38 +144,3 @@ class Sizes:
                 for row in self.rows
             ],
         }
-
-
-def recommended_of(
-    rows: Sequence[ClusterSize], limits: RolloutLimits, objective: Objective
-) -> ClusterSize | None:
-    """The row with the least of the objective within both limits."""
-    kept = [row for row in rows if not limits.late(row) and not limits.over_budget(row)]
-    if not kept:
-        return None
-    spent = _spent_of(rows)
-    first, second = (_seconds, spent) if objective == "makespan" else (spent, _seconds)
-    least = min(map(first, kept))
-    near = [row for row in kept if first(row) <= least * (1.0 + NEAR)]
-    return min(near, key=lambda row: (second(row), first(row)))
-
-
-def _seconds(row: ClusterSize) -> float:
-    return row.makespan_s
-
-
-def _spent_of(rows: Sequence[ClusterSize]) -> Callable[[ClusterSize], float]:
-    """Dollars of a row; GPU-hours of all where a class has no price."""
-    if not _priced(rows):
-        return lambda row: row.cost.gpu_hours
-    return lambda row: row.cost.dollars or 0.0
-
-
-def _priced(rows: Sequence[ClusterSize]) -> bool:
-    return all(row.cost.dollars is not None for row in rows)
-
-
-def _said(row: ClusterSize) -> str:
-    dollars = row.cost.dollars
-    paid = f"{row.cost.gpu_hours:,.2f} GPU-hours" if dollars is None else f"${dollars:,.2f}"
-    return f"{row.name} ({row.makespan_s:,.0f} s, {paid})"

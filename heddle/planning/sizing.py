@@ -23,13 +23,8 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, price_option
-from heddle.planning.cluster_sizes import (
-    ClusterSize,
-    RolloutLimits,
-    Sizes,
-    UniformEngines,
-    recommended_of,
-)
+from heddle.planning.cluster_sizes import ClusterSize, Sizes, UniformEngines
+from heddle.planning.limits import RolloutLimits, recommended_of
 from heddle.planning.plan import arrived
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle.workload import CapacityError

@@ -59,8 +59,18 @@ class Judged:
     @property
     def setting(self) -> str:
         """Its engines and slots in words."""
-        engines = ", ".join(f"{count} x TP {shape.tp}" for shape, count in self.engines)
-        return f"{engines}, {self.candidate.cluster.max_running} slots"
+        return f"{self.engines_text}, {self.candidate.cluster.max_running} slots"
+
+    @property
+    def engines_text(self) -> str:
+        """Its engines in words, with GPU types and roles where there are several."""
+        types = {shape.gpu for shape, _ in self.engines}
+        words = []
+        for shape, count in self.engines:
+            text = f"{count} x TP {shape.tp}"
+            text += f" ({shape.gpu.lower()})" if len(types) > 1 else ""
+            words.append(f"{text} to {shape.role}" if shape.role != "both" else text)
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +122,7 @@ def search(
     policies: Sequence[str] | None = None,
     slots: Sequence[int] | None = None,
     speculation: str | None = None,
+    roles: bool = False,
     prices: Prices,
     jobs: int | None = None,
     budget_s: float | None = None,
@@ -122,8 +133,9 @@ def search(
 
     Candidates are the `policies`, all shipped ones by default, at every TP degree of the profile
     and with numbers of running steps `slots`, by default all that make sense; with `speculation`,
-    which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it. Where
-    `budget_s` is spent, or at a signal, the best so far is judged.
+    which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it; with
+    `roles`, also with engines that prefill and engines that decode. Where `budget_s` is spent, or
+    at a signal, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -136,7 +148,7 @@ def search(
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
     config = with_drafts(config, tried[-1:])
-    settings = tuning(config, tps="best", workspace=shared)
+    settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
     check_groups(shared.workload(config).scripts)
     candidates = settings.variants(config, names, shared)
@@ -291,6 +303,8 @@ def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:
     found = planner.plan(ts, [predictor.remaining_tokens(t) for t in ts])
     plan = found if isinstance(found, ResourcePlan) else found.solve()
     counts = Counter(engine.shape for engine in plan.engines)
+    cluster, (first, *_) = setup.config.cluster, setup.profiles.classes
+    counts += Counter(first.profile.shape(tp).as_role("prefill") for tp in cluster.prefill_tps)
     return tuple(sorted(counts.items(), key=lambda each: -each[0].gpus))
 
 

@@ -35,6 +35,11 @@ class Answer:
     """A last sentence."""
 
 
+def verdict_of_search(result: SearchResult) -> str:
+    """The verdict of a search."""
+    return verdict(answer_of_search(result))
+
+
 def answer_of_search(result: SearchResult) -> Answer:
     """The answer of a search."""
     return Answer(
@@ -92,7 +97,15 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
     """The `heddle compare` that replays a candidate; `words` are trace and options of the search
     that do not change it."""
     cluster = each.candidate.cluster
-    tp = [] if each.candidate.planned else ["--tp", str(cluster.tp)]
+    tp = [] if each.candidate.planned or cluster.pool else ["--tp", str(cluster.tp)]
+    if cluster.pool and not each.candidate.planned:
+        words = _without(words, "cluster.engines", "cluster.pool")
+        pools = [f'gpu="{p.gpu}",gpus={p.gpus},tp={p.tp}' for p in cluster.pool]
+        files = [f',profile="{p.profile}"' if p.profile else "" for p in cluster.pool]
+        listed = ",".join(f"{{{a}{b}}}" for a, b in zip(pools, files, strict=True))
+        words += ["--set", f"cluster.engines=[{listed}]"]
+    if cluster.roles and not any("cluster.roles" in word for word in words):
+        words = [*words, "--set", f"cluster.roles={cluster.roles}"]
     drafts = [] if cluster.speculation == "off" else ["--speculation", cluster.speculation]
     return [
         *("heddle", "compare", *words),
@@ -103,13 +116,24 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
     ]
 
 
+def _without(words: Sequence[str], *keys: str) -> list[str]:
+    """Words without `--set` of these keys."""
+    kept: list[str] = []
+    for word in words:
+        if kept and kept[-1] == "--set" and word.partition("=")[0].strip() in keys:
+            kept.pop()
+        else:
+            kept.append(word)
+    return kept
+
+
 def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
     """As JSON; equal inputs give equal values but for `searched.seconds`."""
     setup = result.setup
     trace, cluster = setup.workload.trace, setup.config.cluster
     return {
         "schema": SCHEMA,
-        "verdict": verdict(answer_of_search(result)),
+        "verdict": verdict_of_search(result),
         "recommended": {
             **_plain(result, result.best),
             "loop": None,

@@ -189,7 +189,7 @@ def test_the_table_of_settings_has_each_split_and_planned_engines(heddle: Heddle
     table = heddle(
         "compare", trace, "--gpus", "4",
         "--sweep", "cluster.tp=1,2", "--sweep", "cluster.roles=best",
-        "--policies", "verl,heddle",
+        "--policies", "verl,heddle", "--wide",
     )  # fmt: skip
     assert table.exit_code == 0, table.output
     lines = table.stdout.splitlines()

@@ -13,13 +13,8 @@ from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost
-from heddle.planning.cluster_sizes import (
-    ClusterSize,
-    RolloutLimits,
-    Sizes,
-    UniformEngines,
-    recommended_of,
-)
+from heddle.planning.cluster_sizes import ClusterSize, Sizes, UniformEngines
+from heddle.planning.limits import RolloutLimits, recommended_of
 from heddle.planning.sizing import size_clusters
 from heddle_core.ids import EngineShape
 from tests.app.journals import CLOSED_FORM, Heddle

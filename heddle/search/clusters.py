@@ -1,0 +1,212 @@
+"""Which of several clusters to take: each is searched, and the best that keeps the limits taken."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
+
+from heddle.config import RunConfig
+from heddle.config_error import ConfigError, require
+from heddle.cost.objective import Objective, prices_for
+from heddle.cost.prices import Prices, RunCost, price_option
+from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
+from heddle.search.result import SearchResult, search
+from heddle.search.verdict import plain, plain_setting, verdict_of_search
+from heddle.setup import Workspace
+from heddle.workload import CapacityError
+
+ONE_TYPE_EACH = (
+    "clusters to compare are of one GPU class each, all of whose engines prefill and decode: leave "
+    "out cluster.pool and cluster.roles, or give one cluster"
+)
+OnCluster: TypeAlias = Callable[[str, str, int, int], None]
+"""Called with the cluster, and with what `heddle.search.race.OnRound` has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedCluster:
+    """A cluster, and what to run there."""
+
+    found: SearchResult
+
+    @property
+    def name(self) -> str:
+        """For people: ``16 x h100``."""
+        pools = self.found.setup.profiles.pools
+        return " + ".join(f"{count} x {gpu.lower()}" for gpu, count in pools.items())
+
+    @property
+    def makespan_s(self) -> float:
+        """Mean of the recommended setting."""
+        return self.found.best.makespan_s.mean
+
+    @property
+    def cost(self) -> RunCost:
+        """Of a rollout, in the mean."""
+        return self.found.cost(self.found.best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedClusters:
+    """All clusters that were searched."""
+
+    rows: tuple[SearchedCluster, ...]
+    """The recommended first, then by makespan."""
+    left_out: Mapping[str, str]
+    """Clusters that cannot serve the trace, and why."""
+    limits: RolloutLimits
+    objective: Objective
+
+    @property
+    def best(self) -> SearchedCluster:
+        """The recommended one."""
+        return self.rows[0]
+
+
+def search_clusters(
+    config: RunConfig,
+    *,
+    gpus: Sequence[int],
+    classes: Sequence[str],
+    limits: RolloutLimits,
+    objective: Objective | None = None,
+    budget_s: float | None = None,
+    on_round: OnCluster | None = None,
+    **given: Any,
+) -> SearchedClusters:
+    """Search every number of `gpus` of every class, as `heddle.search.result.search` does.
+
+    The recommended cluster keeps the limits with the least of the objective, by default dollars
+    where there is a deadline; of clusters within 2 % of it, the other measure decides. The time of
+    the search is divided evenly. A signal ends it with the clusters that it has.
+
+    Raises:
+        ConfigError: no cluster keeps the limits, or a price is missing that they need.
+        CapacityError: no cluster serves the trace; the message has each reason once.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    several = len(set(classes)) * len(set(gpus)) > 1
+    require(not (several and (config.cluster.pool or config.cluster.roles)), ONE_TYPE_EACH)
+    if objective is None:
+        objective = "makespan" if limits.deadline_s is None else "cost"
+    prices = _prices(config, limits, objective, classes)
+    pairs = list(product(dict.fromkeys(classes), dict.fromkeys(gpus)))
+    rows: list[SearchedCluster] = []
+    left_out: dict[str, str] = {}
+    shared = Workspace()
+    for gpu, count in pairs:
+        name = f"{count} x {gpu}"
+        if rows and not rows[-1].found.complete and budget_s is None:
+            left_out[name] = "not searched: interrupted"
+            continue
+        cluster = config.cluster
+        if not cluster.pool:
+            cluster = replace(cluster, gpu=gpu, gpus=count)
+        try:
+            found = search(
+                replace(config, cluster=cluster),
+                prices=prices,
+                budget_s=None if budget_s is None else budget_s / len(pairs),
+                workspace=shared,
+                on_round=on_round and partial(on_round, name),
+                **given,
+            )
+        except (CapacityError, ConfigError) as error:
+            if len(pairs) == 1:
+                raise
+            left_out[name] = str(error)
+        else:
+            rows.append(SearchedCluster(found=found))
+    if not rows:
+        reasons = "; ".join(dict.fromkeys(left_out.values()))
+        raise CapacityError(f"no cluster of these serves the trace: {reasons}")
+    recommended = recommended_of(rows, limits, objective)
+    if recommended is None:
+        raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
+    rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
+    return SearchedClusters(
+        rows=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
+    )
+
+
+def _alone(rows: Sequence[SearchedCluster], limits: RolloutLimits) -> str:
+    """That no number of GPUs keeps a deadline, where the longest trajectory alone is later."""
+    if limits.deadline_s is None:
+        return ""
+    alone_s = min(row.found.setup.bound().solo_s for row in rows)
+    if alone_s <= limits.deadline_s:
+        return ""
+    return f". No number of GPUs keeps it: the longest trajectory alone takes {alone_s:,.0f} s"
+
+
+def _prices(
+    config: RunConfig, limits: RolloutLimits, objective: Objective, classes: Sequence[str]
+) -> Prices:
+    prices = prices_for("makespan", config.prices, classes)
+    unpriced = [gpu for gpu in classes if prices.dollars_per_hour(gpu) is None]
+    needed = limits.dollars is not None or (objective == "cost" and len(classes) > 1)
+    if unpriced and needed:
+        raise ConfigError(
+            f"{unpriced[0]} has no price, and dollars decide: give {price_option(unpriced[0])} "
+            "for a GPU and hour"
+        )
+    return prices
+
+
+def verdict_of_clusters(result: SearchedClusters) -> str:
+    """Which cluster to take, why, and what to run there."""
+    best, limits = result.best, result.limits
+    said = []
+    if limits.deadline_s is not None:
+        said.append(f"ends in {limits.deadline_s:,.0f} s")
+    if limits.dollars is not None:
+        said.append(f"costs at most ${limits.dollars:,.2f}")
+    least = "fastest" if result.objective == "makespan" else "cheapest"
+    within = f" that {' and '.join(said)}" if said else ""
+    paid = best.cost.dollars
+    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${paid:,.2f}"
+    spread = best.found.best.makespan_s
+    late = ""
+    if limits.deadline_s is not None and spread.high > limits.deadline_s:
+        late = f" A rollout of other prompts may take {spread.high:,.0f} s."
+    return (
+        f"Take {best.name}, {cost} a rollout: the {least} of {len(result.rows)} clusters{within}."
+        f"{late} {verdict_of_search(best.found)}"
+    )
+
+
+def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, Any]:
+    """As JSON: the answer of the recommended cluster, with all of them."""
+    best = result.best
+    return {
+        **plain(best.found, words_of(best, words)),
+        "verdict": verdict_of_clusters(result),
+        "objective": result.objective,
+        "deadline_s": result.limits.deadline_s,
+        "budget_dollars": result.limits.dollars,
+        "clusters": [
+            {
+                "name": row.name,
+                **plain_setting(row.found.best, row.found.setup.profiles.pools, row.cost),
+                "bound_s": row.found.bound_s,
+                "in_time": not result.limits.late(row),
+                "in_budget": not result.limits.over_budget(row),
+            }
+            for row in result.rows
+        ],
+        "left_out": dict(result.left_out),
+    }
+
+
+def words_of(row: SearchedCluster, words: Sequence[str]) -> list[str]:
+    """Words of a command with the GPUs of a cluster in place of its own."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("--gpu", "--gpus"):
+            next(rest, None)
+        else:
+            kept.append(word)
+    cluster = row.found.setup.config.cluster
+    return [*kept, "--gpu", cluster.gpu, "--gpus", str(cluster.gpus)]
