@@ -67,7 +67,7 @@ def lower_bound(
     assert scripts, "a trace has at least one trajectory"
     assert tables, "a profile has at least one TP degree"
     work = demand(scripts, tables[0].drafting)
-    solo = _solo_s(work, tables, max_running)
+    solo = float(_alone_s(work, tables, max_running).max())
     capacity, multipliers = _capacity_bound(work, tables, pools, max_running)
     tools = float(work.tool_s.sum()) / tool_capacity if tool_capacity else 0.0
     return Bound(
@@ -79,8 +79,14 @@ def lower_bound(
     )
 
 
-def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> float:
-    """Largest of arrival plus time alone, over trajectories."""
+def alone_s(
+    scripts: Sequence[TrajectoryScript], tables: Sequence[LatencyTable], *, max_running: int
+) -> Floats:
+    """Arrival plus the least time alone of each trajectory, in seconds."""
+    return _alone_s(demand(scripts, tables[0].drafting), tables, max_running)
+
+
+def _alone_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> Floats:
     base, slope = [], []
     for table in tables:
         for each in _per_token(table, max_running):
@@ -88,7 +94,7 @@ def _solo_s(work: Demand, tables: Sequence[LatencyTable], max_running: int) -> f
             slope.append(each.per_context_s)
     decode = _sums(np.concatenate(base), np.concatenate(slope), work.largest_context)
     seconds = work.decoded(decode) + prefill_alone_s(work, tables) + work.tool_s
-    return float((work.arrival_s + work.per_trajectory(seconds)).max())
+    return work.arrival_s + work.per_trajectory(seconds)
 
 
 def _capacity_bound(

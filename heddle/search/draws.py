@@ -46,22 +46,27 @@ def check_groups(scripts: Scripts) -> None:
         )
 
 
+def places(groups: int, half: Half, seed: int) -> list[int]:
+    """Places of the groups of a half, among so many."""
+    order = np.random.default_rng([seed, _TAG]).permutation(groups)
+    half_of = order[: groups // 2] if half == "search" else order[groups // 2 :]
+    return [int(place) for place in half_of]
+
+
 def drawn(workload: Workload, draw: Draw, seed: int) -> Workload:
     """Return a rollout of as many groups as the workload has, from one half of them."""
     scripts = workload.scripts
     members = list(scripts.trajectory("group").occurring().items())
-    order = np.random.default_rng([seed, _TAG]).permutation(len(members))
-    middle = len(members) // 2
-    half = order[:middle] if draw.half == "search" else order[middle:]
+    half = places(len(members), draw.half, seed)
     rng = np.random.default_rng([seed, _TAG, draw.half == "judge", draw.number])
     chosen = [members[place] for place in rng.choice(half, len(members)).tolist()]
-    places = np.concatenate([own for _, own in chosen])
+    rows = np.concatenate([own for _, own in chosen])
     sizes = [len(own) for _, own in chosen]
     group = TraceColumn(
         "word",
         np.repeat(np.arange(len(chosen), dtype=np.int32), sizes),
         [f"{name}~{k}" for k, (name, _) in enumerate(chosen)],
     )
-    taken = scripts.take(places)
+    taken = scripts.take(rows)
     ids = [f"{id}~{k}" for id, k in zip(taken.ids, group.values.tolist(), strict=True)]
-    return replace(workload, scripts=taken.changed(ids, {"group": group}), trajectories=len(places))
+    return replace(workload, scripts=taken.changed(ids, {"group": group}), trajectories=len(rows))

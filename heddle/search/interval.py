@@ -1,11 +1,11 @@
 """How long one rollout of unseen prompts may take.
 
-Drawn rollouts repeat prompts, so that none is longer than the longest known. Of as many new prompts
-one is, in half of all rollouts. So an interval has two parts, and is as wide as both: the spread of
-rollouts that are drawn from both halves of the prompts (Student's t), and the distribution of the
-latest end of as many new groups, whose ends beyond the `TAIL` latest known ones are taken as
-exponential, as those of most distributions are (Pickands, Annals of Statistics 3(1), 1975), with a
-mean that is known from these alone.
+Drawn rollouts repeat prompts, so that none has a trajectory that is longer than the longest known.
+Of as many new prompts one has, in half of all rollouts. So an interval has two parts, and is as
+wide as both: the spread of rollouts that are drawn from both halves of the prompts (Student's t),
+and the mean, longer or shorter as the longest trajectory of as many new groups may be. Lengths
+beyond the `TAIL` longest known ones are taken as exponential, as those of most distributions are
+(Pickands, Annals of Statistics 3(1), 1975), with a mean that is known from these alone.
 """
 
 import math
@@ -18,7 +18,7 @@ from heddle.comparison.estimates import t_quantile
 
 WITHIN: Final = 0.95
 TAIL: Final = 0.15
-"""Share of groups whose ends are the tail."""
+"""Share of groups whose longest trajectories are the tail."""
 FEWEST, MOST = 12, 40
 """Groups of a tail."""
 
@@ -37,14 +37,17 @@ class PredictionInterval:
 
 
 def prediction_interval(
-    judged: Sequence[float], searched: Sequence[float] = (), ends_s: Sequence[float] = ()
+    judged: Sequence[float],
+    searched: Sequence[float] = (),
+    longest_s: tuple[Sequence[float], Sequence[float]] = ((), ()),
 ) -> PredictionInterval:
     """The mean of judged makespans, and the interval.
 
     Args:
         judged: Makespans of rollouts drawn from one half of the prompts, in seconds.
         searched: The same of the other half.
-        ends_s: When each group of the whole trace ends, in seconds.
+        longest_s: Time alone of the longest trajectory of each group, of those of the one half and
+            of the other, in seconds.
     """
     mean = fmean(judged)
     values = [*judged, *searched]
@@ -52,19 +55,23 @@ def prediction_interval(
     middle = fmean(values)
     half = t_quantile(n - 1) * stdev(values) * math.sqrt(1.0 + 1.0 / n) if n > 1 else 0.0
     ends = [mean, middle - half, middle + half]
-    if len(ends_s) > 1:
-        ends += [_latest_s(ends_s, chance) for chance in ((1 - WITHIN) / 2, (1 + WITHIN) / 2)]
+    if all(longest_s):
+        known_s = [*longest_s[0], *longest_s[1]]
+        usual_s = fmean(map(max, longest_s))
+        ends += [
+            middle * _longest_s(known_s, chance) / usual_s
+            for chance in ((1.0 - WITHIN) / 2.0, (1.0 + WITHIN) / 2.0)
+        ]
     return PredictionInterval(mean=mean, low=max(0.0, min(ends)), high=max(ends))
 
 
-def _latest_s(ends_s: Sequence[float], chance: float) -> float:
-    """The time before which the latest of as many new groups ends with this chance."""
-    ordered = sorted(ends_s, reverse=True)
+def _longest_s(known_s: Sequence[float], chance: float) -> float:
+    """What the longest of as many new groups takes at most, with this chance."""
+    ordered = sorted(known_s, reverse=True)
     n = len(ordered)
     count = min(max(FEWEST, round(TAIL * n)), MOST, n - 1)
     least_s = ordered[count]
     beyond_s = fmean(ordered[:count]) - least_s
-    # Of one group, as many times as there are groups.
     later = n * (1.0 - chance ** (1.0 / n)) / count
     # The predictive distribution: with the mean estimated from so many, its tail is of a power.
     return least_s + count * beyond_s * max(0.0, math.pow(later, -1.0 / count) - 1.0)

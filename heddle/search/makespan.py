@@ -8,7 +8,6 @@ from heddle.setup import RunSetup
 from heddle.simulation import COLLECT_EVERY
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished
-from heddle_core.journal import Sink
 from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
 
@@ -28,27 +27,10 @@ def simulated_makespan_s(setup: RunSetup, stop_s: float = float("inf")) -> float
         if event.__class__ is TrajectoryFinished:
             end_s = event.time_s
 
+    core = RecordedCore(setup.controller(), note)
     try:
-        _simulate(setup, note)
+        with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
+            simulate_rollout(setup.workload.scripts, core, setup.simulation)
     except PassedError:
         return float("inf")
     return end_s
-
-
-def simulated_ends_s(setup: RunSetup) -> list[float]:
-    """Simulate a set-up and return when the last trajectory of each group ends, in seconds."""
-    ends_s: dict[str, float] = {}
-    group_of = {script.id: script.group for script in setup.workload.scripts}
-
-    def note(event: Event, _: Sequence[Command]) -> None:
-        if isinstance(event, TrajectoryFinished):
-            ends_s[group_of[event.trajectory]] = event.time_s
-
-    _simulate(setup, note)
-    return list(ends_s.values())
-
-
-def _simulate(setup: RunSetup, note: Sink) -> None:
-    core = RecordedCore(setup.controller(), note)
-    with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
-        simulate_rollout(setup.workload.scripts, core, setup.simulation)

@@ -18,7 +18,7 @@ from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import run_all
 from heddle.search.draws import Draw, Half, drawn
-from heddle.search.makespan import simulated_ends_s, simulated_makespan_s
+from heddle.search.makespan import simulated_makespan_s
 from heddle.setup import Workspace, prepare
 
 WIDE: Final = 1.25
@@ -144,21 +144,6 @@ class Race:
             made[job.candidate][job.draw.number] = seconds
             self.slowest_s = max(self.slowest_s, wall_s)
 
-    def ends_s(self, candidates: Sequence[Variant]) -> dict[Variant, list[float]]:
-        """When the last trajectory of each group of the whole trace ends, by candidate."""
-        found = run_all(
-            "processes",
-            (self._workspace, self._config),
-            _ends_s,
-            candidates,
-            jobs=self._jobs,
-            steps=len(candidates) * self._steps,
-            out=None,
-            watch=None,
-        )
-        self.simulations += len(candidates)
-        return dict(zip(candidates, found, strict=True))
-
     def _watched(self, best: str, count: int, done: Sequence[int]) -> None:
         if self._on_round is not None:
             self._on_round(best, sum(done), count)
@@ -227,15 +212,6 @@ def _makespan_s(
     if report is not None:
         report(1)
     return seconds, time.perf_counter() - began_s
-
-
-def _ends_s(
-    shared: tuple[Workspace, RunConfig], candidate: Variant, _: Report | None
-) -> list[float]:
-    """A candidate on the whole trace, as a job of an executor."""
-    workspace, config = shared
-    mine = with_policy(config, candidate.policy, candidate.cluster)
-    return simulated_ends_s(prepare(mine, workspace=workspace, workload=workspace.workload(config)))
 
 
 def with_slots(candidate: Variant, number: int) -> Variant:

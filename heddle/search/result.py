@@ -11,7 +11,8 @@ from heddle.comparison.tuning import Variant, running_steps, speculations, tunin
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.plan import arrived
-from heddle.search.draws import check_groups
+from heddle.runs.bound import alone_s
+from heddle.search.draws import check_groups, places
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
@@ -171,8 +172,8 @@ def search(
     compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     setups = {each: _setup(config, each, shared) for each in compared}
-    ends_s = race.ends_s(list(compared))
-    judged = {each: _judged(race, each, setups[each], ends_s[each]) for each in compared}
+    longest_s = _longest_s(setups[chosen])
+    judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
     rest = sorted(
         (judged[each] for each in compared if each is not chosen and each not in own),
         key=lambda each: each.makespan_s.mean,
@@ -285,15 +286,31 @@ def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSe
     )
 
 
-def _judged(race: Race, candidate: Variant, setup: RunSetup, ends_s: Sequence[float]) -> Judged:
+def _judged(
+    race: Race, candidate: Variant, setup: RunSetup, longest_s: tuple[list[float], list[float]]
+) -> Judged:
     times = tuple(race.made["judge"][candidate].values())
     searched = [each for each in race.made["search"].get(candidate, {}).values() if each < NEVER]
     return Judged(
         candidate=candidate,
-        makespan_s=prediction_interval(times, searched, ends_s),
+        makespan_s=prediction_interval(times, searched, longest_s),
         times=times,
         engines=engines_of(setup),
     )
+
+
+def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:
+    """Time alone of the longest trajectory of each group, in seconds: judged, and searched on."""
+    scripts, cluster = setup.workload.scripts, setup.config.cluster
+    seconds = alone_s(scripts, setup.profiles.tables(), max_running=cluster.max_running)
+    longest = [
+        float(seconds[own].max()) for own in scripts.trajectory("group").occurring().values()
+    ]
+    judged, searched = (
+        [longest[place] for place in places(len(longest), half, setup.config.seed)]
+        for half in ("judge", "search")
+    )
+    return judged, searched
 
 
 def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:

@@ -144,15 +144,19 @@ def test_an_interval_is_that_of_one_more_value():
 
 
 @pytest.mark.parametrize("groups", [16, 100])
-def test_an_interval_holds_the_latest_end_of_as_many_new_groups(groups: int):
+def test_an_interval_holds_the_longest_of_as_many_new_groups(groups: int):
     rng = np.random.default_rng(groups)
-    held = 0
+    held = narrow = 0
     for _ in range(400):
         known, new = rng.exponential(100.0, (2, groups))
-        found = prediction_interval([max(known)], ends_s=list(known))
+        halves = known[: groups // 2], known[groups // 2 :]
+        drawn = [[max(rng.choice(half, groups)) for _ in range(8)] for half in halves]
+        found = prediction_interval(*drawn, longest_s=(list(halves[0]), list(halves[1])))
         held += found.low <= max(new) <= found.high
-    # Without the tail, only a rollout that is no longer than the known one is in it.
-    assert 0.92 <= held / 400 <= 0.98
+        narrow += prediction_interval(*drawn).low <= max(new) <= prediction_interval(*drawn).high
+    assert 0.90 <= held / 400 <= 0.99
+    # Of what was drawn alone, too few.
+    assert narrow / 400 < 0.85
 
 
 def test_ties_are_near_and_not_significant(config: RunConfig):
