@@ -87,10 +87,12 @@ def test_what_keeps_no_limit_says_what_is_reachable(refused: Callable[..., str],
 
 
 def test_a_cluster_that_cannot_serve_is_left_out(heddle: Heddle, coding: Path):
-    on = ("--sweep", "cluster.gpus=2,3", "--set", "cluster.attention_dp=2")
-    done = heddle("plan", coding, *ON, *on, "--json")
+    on = ("--model", "qwen3-32b", "--gpu", "l40s", "--max-running", 8)
+    done = heddle("plan", coding, *on, "--sweep", "cluster.gpus=1,4", "--json")
     assert done.exit_code == 0, done.output
-    assert "3 x h100" in json.loads(done.stdout)["left_out"]
+    assert list(json.loads(done.stdout)["left_out"]) == ["1 x l40s"]
+    done = heddle("plan", coding, *on, "--sweep", "cluster.gpus=1,4")
+    assert "left out 1 x l40s: " in done.stdout
 
 
 def test_two_gpu_types_side_by_side_are_searched(heddle: Heddle, coding: Path):
