@@ -8,6 +8,9 @@ from heddle.bounds import Bounds, check_bounds
 from heddle.config import RunConfig
 
 Percent: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
+FrameworkName: TypeAlias = Literal[
+    "verl", "skyrl", "slime", "vime", "prime-rl", "nemo-rl", "vllm", "heddle"
+]
 Limit: TypeAlias = Annotated[float | None, Bounds(0, below=1e9)]
 """Percent that is allowed."""
 
@@ -24,6 +27,8 @@ class PlanSettings:
     alone, by policy.planner, policy.cost and policy.predictor."""
     budget_s: Limit = None
     """Seconds after which a search begins no further simulations, but those of its judgement."""
+    framework: FrameworkName | None = None
+    """Whose settings are printed to paste. None: the framework of the recommended policy."""
     estimate_only: bool = False
     """`heddle plan` simulates nothing: closed forms only."""
     simulated: Annotated[int, Bounds(1)] = 3

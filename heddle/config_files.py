@@ -261,6 +261,8 @@ def _hint(key: str) -> Any:
 def _allowed(key: str) -> str:
     """The values that a key takes, where they can be listed."""
     hint = _hint(key)
-    if typing.get_origin(hint) is not typing.Literal:
+    each = [hint, *typing.get_args(hint)]  # Of a value that may be None, its parts.
+    literals = [part for part in each if typing.get_origin(part) is typing.Literal]
+    if not literals:
         return ""
-    return f"; take one of {', '.join(map(repr, typing.get_args(hint)))}"
+    return f"; take one of {', '.join(map(repr, typing.get_args(literals[0])))}"

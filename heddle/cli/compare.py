@@ -127,7 +127,8 @@ def compare(
         )
     warn_of_few(result)
     figure = config.report.figure if parts else None
-    _show(result, logs, figure, words, as_json=as_json, wide=wide)
+    framework = config.plan.framework
+    _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)
     _finish(folder, config.report.page, as_json=as_json)
 
 
@@ -278,6 +279,7 @@ def _show(
     *,
     as_json: bool,
     wide: bool,
+    framework: str | None,
 ) -> None:
     """Print a comparison, or a waterfall where there is a `figure`; empty: it is not drawn."""
     from heddle.cli.show import comparison, show_waterfall
@@ -300,7 +302,7 @@ def _show(
         if figure:
             click.echo(figure)
     else:
-        comparison(result, words, wide=wide)
+        comparison(result, words, wide=wide, framework=framework)
 
 
 def one_tp(tp: str | None) -> str | None:

@@ -151,7 +151,10 @@ def plan(
         slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
         found = _searched(config, swept, limits, speculation, jobs, slots)
         words = kept_words(context, settings)
-        _show_searched(found, words, several=several, wide=wide, as_json=as_json)
+        if as_json:
+            click.echo(json.dumps(_plain(found, words, several=several), allow_nan=False))
+        else:
+            _show_searched(found, words, config.plan.framework, several=several, wide=wide)
         write_exports(deployment_of_search(found.best.found), export)
         return
     _refuse(context, ("budget_s", "wide"), {}, (), "it is of a search")
@@ -283,21 +286,27 @@ def _searched(
         )
 
 
-def _show_searched(
-    found: "SearchedClusters", words: list[str], *, several: bool, wide: bool, as_json: bool
-) -> None:
-    from heddle.cli.show_search import show_search, show_searched_clusters
+def _plain(found: "SearchedClusters", words: list[str], *, several: bool) -> dict[str, Any]:
     from heddle.search.clusters import plain_clusters
     from heddle.search.verdict import plain
 
-    only = found.best.found
-    if as_json:
-        plainly = plain_clusters(found, words) if several else plain(only, words)
-        click.echo(json.dumps(plainly, allow_nan=False))
-    elif several:
-        show_searched_clusters(found, words, wide=wide)
+    return plain_clusters(found, words) if several else plain(found.best.found, words)
+
+
+def _show_searched(
+    found: "SearchedClusters",
+    words: list[str],
+    framework: str | None,
+    *,
+    several: bool,
+    wide: bool,
+) -> None:
+    from heddle.cli.show_search import show_search, show_searched_clusters
+
+    if several:
+        show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
-        show_search(only, words, wide=wide)
+        show_search(found.best.found, words, wide=wide, framework=framework)
 
 
 FIGURE_OF_ESTIMATES = "report.figure is of plan.search = false: leave it out, or set both"

@@ -8,6 +8,7 @@ import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.profile_line import profile_lines
+from heddle.cli.show_search import show_block
 from heddle.cli.tables import (
     costs,
     estimate_cell,
@@ -29,10 +30,11 @@ from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.tuning import without_acceptance
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.cost.prices import Prices
+from heddle.planning.blocks import framework_of
 from heddle.runs.bound import Bound
 from heddle.runs.conditions import lateness_note, load_note
 from heddle.runs.ideal import Ideal
-from heddle.search.compared import answer_of
+from heddle.search.compared import answer_of, deployment_of_comparison
 from heddle.search.policies import FIRST
 from heddle.search.result import Judged
 from heddle.search.verdict import command_of, verdict
@@ -47,7 +49,13 @@ PLANNED = "planned"
 """Column of policies that choose the TP degrees of their engines."""
 
 
-def comparison(result: Comparison, words: Sequence[str], *, wide: bool = False) -> None:
+def comparison(
+    result: Comparison,
+    words: Sequence[str],
+    *,
+    wide: bool = False,
+    framework: str | None = None,
+) -> None:
     """What to run, one row for each policy, how to run the best, and what was compared.
 
     With `wide` all columns, what was tried, and a chart. Of one run, all its figures. `words` are
@@ -73,7 +81,11 @@ def comparison(result: Comparison, words: Sequence[str], *, wide: bool = False) 
         click.echo(_legend(result, comes))
     click.echo()
     if answer is not None:
-        fact("next", shlex.join(command_of(answer.judged[0], words)))
+        best = answer.judged[0]
+        fact("next", shlex.join(command_of(best, words)))
+        plan = deployment_of_comparison(result, answer)
+        show_block(plan, framework or framework_of(best.candidate.policy))
+        click.echo()
     comparison_head(result)
     if result.best_baseline:
         click.echo(f"best baseline: {result.best_baseline.policy}")

@@ -1,12 +1,16 @@
 """What a search recommends, as text."""
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 
 import rich_click as click
 
 from heddle.cli.tables import cost_cells, costs, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
+from heddle.config_error import ConfigError
+from heddle.planning.blocks import block, framework_of
+from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.search.clusters import (
     SearchedCluster,
     SearchedClusters,
@@ -17,7 +21,13 @@ from heddle.search.result import Judged, SearchResult, Tried
 from heddle.search.verdict import command_of, faster, verdict_of_search
 
 
-def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = False) -> None:
+def show_search(
+    result: SearchResult,
+    words: Sequence[str],
+    *,
+    wide: bool = False,
+    framework: str | None = None,
+) -> None:
     """The verdict, the candidates that were judged, and how to run the best.
 
     `words` are trace and options of the command that it names; with `wide`, all that was tried.
@@ -52,9 +62,26 @@ def show_search(result: SearchResult, words: Sequence[str], *, wide: bool = Fals
     fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
     fact("next", shlex.join(command_of(result.best, words)))
     fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
+    show_block(
+        deployment_of_search(result), framework or framework_of(result.best.candidate.policy)
+    )
 
 
-def show_searched_clusters(result: SearchedClusters, words: Sequence[str], *, wide: bool) -> None:
+def show_block(plan: Deployment, framework: str) -> None:
+    """Print settings to paste into a framework, or why there are none."""
+    click.echo()
+    try:
+        text = block(plan, framework)
+    except ConfigError as error:
+        click.echo(f"no settings of {framework} to paste: {error}")
+        return
+    click.echo(f"settings of {framework} (plan.framework names another):")
+    click.echo(textwrap.indent(text, "  "))
+
+
+def show_searched_clusters(
+    result: SearchedClusters, words: Sequence[str], *, wide: bool, framework: str | None
+) -> None:
     """Which cluster to take, one row for each, and how to run the best."""
     best = result.best
     show_verdict(verdict_of_clusters(result))
@@ -64,7 +91,7 @@ def show_searched_clusters(result: SearchedClusters, words: Sequence[str], *, wi
         click.echo(f"left out {name}: {why}")
     click.echo()
     if wide:
-        show_search(best.found, words_of(best, words), wide=True)
+        show_search(best.found, words_of(best, words), wide=True, framework=framework)
         return
     fact("history", best.found.setup.history.name)
     gpus = [gpu for row in result.rows for gpu in row.found.setup.profiles.pools]
@@ -73,6 +100,8 @@ def show_searched_clusters(result: SearchedClusters, words: Sequence[str], *, wi
     seconds = sum(row.found.seconds for row in result.rows)
     fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
     fact("next", shlex.join(command_of(best.found.best, words_of(best, words))))
+    policy = best.found.best.candidate.policy
+    show_block(deployment_of_search(best.found), framework or framework_of(policy))
 
 
 def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Engines, and the policy over them, as files that start them need it."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +14,8 @@ from heddle_core.ids import EngineShape
 from heddle_rollout.speculation import Speculation
 
 if TYPE_CHECKING:
-    from heddle.search.result import SearchResult
+    from heddle.search.result import Judged, SearchResult
+    from heddle.setup import RunSetup
 
 POLICY: Final = "heddle"
 """Of verl's router, which leaves the engines to verl."""
@@ -95,13 +96,18 @@ def deployment_of_plan(plan: Planned) -> Deployment:
 
 def deployment_of_search(found: "SearchResult") -> Deployment:
     """The deployment of what a search recommends."""
-    setup, best = found.setup, found.best
+    return deployment_of(found.setup, found.judged)
+
+
+def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
+    """The deployment of the first of what was judged, whose set-up is given."""
+    best = judged[0]
     shapes = [shape for shape, count in best.engines for _ in range(count)]
     policy = best.candidate.policy
     mine = policy.startswith(f"{POLICY}+") or policy == POLICY
 
     def uniform() -> tuple[EngineShape, float]:
-        for each in found.judged:
+        for each in judged:
             if len(each.engines) == 1:
                 return each.engines[0][0], each.makespan_s.mean
         raise ConfigError("--export: no engines of one shape were judged: name --policies verl")

@@ -37,10 +37,24 @@ def other_frameworks(plan: Deployment) -> list[str]:
 
     slime's engines are SGLang's, whose number of drafts is one for all batch sizes.
     """
-    config = speculative_config(plan, max(plan.mix))
+    shape = max(plan.mix)
+    config = speculative_config(plan, shape)
     if config is None:
         return []
     pairs = ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items())
+    return [
+        "The same drafts in SkyRL:",
+        f"  ++generator.inference_engine.engine_init_kwargs.speculative_config={{{pairs}}}",
+        "In slime, whose engines take one number of drafts for all batch sizes:",
+        f"  {' '.join(sglang_options(plan, shape))}",
+    ]
+
+
+def sglang_options(plan: Deployment, shape: EngineShape) -> list[str]:
+    """Options of slime; none without drafts."""
+    config = speculative_config(plan, shape)
+    if config is None:
+        return []
     drafts = int(str(config["num_speculative_tokens"]))
     algorithm = {"ngram": "NGRAM", "eagle3": "EAGLE3"}.get(str(config["method"]), "EAGLE")
     options = [
@@ -52,9 +66,4 @@ def other_frameworks(plan: Deployment) -> list[str]:
             f"--sglang-speculative-num-steps {drafts}",
             "--sglang-speculative-eagle-topk 1",
         ]
-    return [
-        "The same drafts in SkyRL:",
-        f"  ++generator.engine_init_kwargs.speculative_config={{{pairs}}}",
-        "In slime, whose engines take one number of drafts for all batch sizes:",
-        f"  {' '.join(options)}",
-    ]
+    return options

@@ -57,12 +57,21 @@ def export(plan: Deployment, path: Path) -> dict[Path, str]:
         ConfigError: the plan's engines cannot run there; the message has the reason.
     """
     exported_files(path)
+    refuse_roles(plan, f"--export {path}")
+    return _KINDS[path.suffix](plan, path)
+
+
+def refuse_roles(plan: Deployment, where: str) -> None:
+    """Refuse engines that only prefill, which nothing that is written connects.
+
+    Raises:
+        ConfigError: there are some.
+    """
     if plan.cluster.roles:
         raise ConfigError(
-            f"--export {path}: the plan has engines that only prefill, and no export connects "
+            f"{where}: the plan has engines that only prefill, and no export connects "
             "them: plan without roles"
         )
-    return _KINDS[path.suffix](plan, path)
 
 
 def placed_engines(plan: Deployment) -> tuple[PlacedEngine, ...]:
@@ -152,7 +161,7 @@ def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
         **({"data_parallel_size": shape.dp} if shape.dp > 1 else {}),
         **({"expert_parallel_size": shape.gpus} if shape.ep > 1 else {}),
         "max_num_seqs": plan.cluster.max_running,
-        "max_num_batched_tokens": _batched_tokens(plan, shape.gpu),
+        "max_num_batched_tokens": batched_tokens(plan, shape.gpu),
         "enable_chunked_prefill": True,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
@@ -237,7 +246,7 @@ def serve_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
         *(("--data-parallel-size", str(shape.dp)) if shape.dp > 1 else ()),
         *(("--enable-expert-parallel",) if shape.ep > 1 else ()),
         *("--max-num-seqs", str(plan.cluster.max_running)),
-        *("--max-num-batched-tokens", str(_batched_tokens(plan, shape.gpu))),
+        *("--max-num-batched-tokens", str(batched_tokens(plan, shape.gpu))),
         "--enable-prefix-caching",
         # The gateway's: token endpoints, and hits of the prefix cache.
         "--enable-scale-out",
@@ -278,7 +287,7 @@ def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
     command = f"  heddle serve -c {path.name} --policy {policy}"
     about = [f"The gateway of a plan by `heddle plan`, for {plan.profiles.model}: {_mix(plan)}."]
     if len(nodes) == 1:
-        about += ["It starts these engines itself:", f"{command} --engine vllm --model-dir FOLDER"]
+        about += ["It starts these engines itself:", f"{command} --model-dir FOLDER"]
     if len(set(tps)) == 1:
         hosts = dict.fromkeys(nodes, "127.0.0.1") if len(nodes) == 1 else {n: n for n in nodes}
         urls = [f"--worker http://{hosts[engine.node]}:{engine.port}" for engine in engines]
@@ -305,6 +314,8 @@ def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
         values["expert_parallel"] = cluster.expert_parallel
     lines = [*_comments(about), *_toml(knowledge)]
     lines += ["", "[policy]", *_toml({"preset": policy}), "", "[cluster]", *_toml(values)]
+    # Without it, `heddle serve` has engines that run no model.
+    lines += ["", "[runtime]", *_toml({"engine": "vllm"})]
     return {path: "\n".join(lines) + "\n"}
 
 
@@ -332,7 +343,8 @@ def _kept_path(model: str) -> str:
     return str(Path(model).absolute()) if model.endswith(".json") else model
 
 
-def _batched_tokens(plan: Deployment, gpu: str) -> int:
+def batched_tokens(plan: Deployment, gpu: str) -> int:
+    """Token budget of an engine's iteration."""
     profile = plan.profiles.of(gpu).profile
     return (profile.engine or DEFAULT_SETTINGS).max_batched_tokens
 

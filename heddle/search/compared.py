@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant, with_policy
+from heddle.planning.blocks import blocks
+from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST
 from heddle.search.result import Judged, engines_of
 from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Answer, command_of, plain_setting, verdict
-from heddle.setup import prepare
+from heddle.setup import RunSetup, prepare
 
 if TYPE_CHECKING:
     from heddle.comparison.compare import Comparison, PolicyResult
@@ -80,18 +82,20 @@ def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:
 
 
 def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:
-    config, shared = comparison.config, comparison.workspace
-    setup = prepare(
-        with_policy(config, variant.policy, variant.cluster),
-        workspace=shared,
-        workload=comparison.workload,
-    )
     mean = estimate(times)
     return Judged(
         candidate=variant,
         makespan_s=PredictionInterval(mean=mean.mean, low=mean.ends[0], high=mean.ends[1]),
         times=times,
-        engines=engines_of(setup),
+        engines=engines_of(_setup(comparison, variant)),
+    )
+
+
+def _setup(comparison: "Comparison", variant: Variant) -> RunSetup:
+    return prepare(
+        with_policy(comparison.config, variant.policy, variant.cluster),
+        workspace=comparison.workspace,
+        workload=comparison.workload,
     )
 
 
@@ -126,5 +130,11 @@ def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[
             **plain_setting(best, comparison.profiles.pools, cost),
             "loop": None,
             "command": None if words is None else command_of(best, words),
+            "export": blocks(deployment_of_comparison(comparison, answer)),
         },
     }
+
+
+def deployment_of_comparison(comparison: "Comparison", answer: Answer) -> Deployment:
+    """The deployment of what a comparison recommends."""
+    return deployment_of(_setup(comparison, answer.judged[0].candidate), answer.judged)

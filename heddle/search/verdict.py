@@ -7,6 +7,8 @@ from typing import Any
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import without_acceptance
 from heddle.cost.prices import RunCost
+from heddle.planning.blocks import blocks
+from heddle.planning.deployment import deployment_of_search
 from heddle.search.policies import FIRST, OURS
 from heddle.search.result import Judged, SearchResult
 
@@ -84,7 +86,8 @@ def _against(best: Judged, other: Judged) -> str:
     more, spread = ratio.mean - 1.0, ratio.ci95 or 0.0
     if abs(more) <= spread or abs(more) < 0.005:
         return "not told apart from"
-    return f"{abs(more):.0%} (±{spread:.0%}) {'faster' if more > 0.0 else 'slower'} than"
+    give_or_take = "" if ratio.ci95 is None else f" (±{spread * 100.0:.0f})"
+    return f"{abs(more) * 100.0:.0f} %{give_or_take} {'faster' if more > 0.0 else 'slower'} than"
 
 
 def _named(each: Judged) -> str:
@@ -138,6 +141,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
             **_plain(result, result.best),
             "loop": None,
             "command": command_of(result.best, words),
+            "export": blocks(deployment_of_search(result)),
         },
         "candidates": [_plain(result, each) for each in result.judged],
         "as_it_comes": None if result.as_it_comes is None else _plain(result, result.as_it_comes),

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -219,7 +219,11 @@ def test_a_plan_of_one_degree_is_exported_without_a_word_of_a_mix(
 def config_of(path: Path) -> RunConfig:
     """The configuration of a run of which the gateway's file is one source."""
     values = tomllib.loads(path.read_text())
-    return resolve([ConfigSource(path.name, values), ConfigSource("t", {"trace": "t"})])
+    # A model has to be named where engines are vLLM's, which they are without a further option.
+    model = {"trace": "t", "runtime": {"model_dir": "FOLDER"}}
+    found = resolve([ConfigSource(path.name, values), ConfigSource("t", model)])
+    assert found.runtime.engine == "vllm"
+    return found
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -241,13 +245,21 @@ def test_the_gateway_gets_the_engines_policy_and_knowledge(
     (command,) = commands(tmp_path / "gateway.toml")
     policy = "heddle+fixed+keep_engines"
     assert command[:6] == ["heddle", "serve", "-c", "gateway.toml", "--policy", policy]
-    assert command[6:] == ["--engine", "vllm", "--model-dir", "FOLDER"]
+    assert command[6:] == ["--model-dir", "FOLDER"]
     # The policy can be made for these engines, and starts no others.
     workload = Workload(trace=Trace("t", (), ""), trajectories=0, largest_tokens=0)
     setup = prepare(config, workload=workload)
     started = setup.policy.planner.plan((), ())
     assert isinstance(started, ResourcePlan)
     assert [engine.shape.tp for engine in started.engines] == engines
+
+
+def test_an_exported_gateway_never_starts_engines_that_run_no_model(
+    heddle: Heddle, refused: Callable[..., str], coding: Path, tmp_path: Path
+):
+    exported(heddle, coding, tmp_path, "--gpus", 8)
+    said = refused("serve", "-c", tmp_path / "gateway.toml")
+    assert "model_dir must name the folder of a model" in said
 
 
 def test_engines_of_one_degree_are_served_by_their_urls_too(
@@ -263,7 +275,7 @@ def test_engines_of_one_degree_are_served_by_their_urls_too(
     assert config_of(tmp_path / "gateway.toml").cluster.engine_count == 4
     exported(heddle, coding, tmp_path / "8", "--gpus", 8, "--set", "cluster.tp_choices=[4]")
     starts, by_url = commands(tmp_path / "8" / "gateway.toml")
-    assert "--engine" in starts
+    assert "--model-dir" in starts
     assert options_of(by_url)["--worker"] == "http://127.0.0.1:8001"
 
 

@@ -1,0 +1,117 @@
+"""Settings to paste into each framework: the numbers of the plan, under names that parse."""
+
+import json
+import shlex
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.compare import compare
+from heddle.config import RunConfig
+from heddle.config_error import ConfigError
+from heddle.planning.blocks import FRAMEWORKS, block, blocks, framework_of
+from heddle.planning.deployment import Deployment
+from heddle.search.compared import answer_of, deployment_of_comparison
+from tests.app.journals import Heddle
+
+CLUSTER = ClusterConfig(model="qwen3-8b", gpu="h100", gpus=8, tp=2, max_running=48)
+
+
+def deployment(trace: Path, out: Path, cluster: ClusterConfig, policy: str = "verl") -> Deployment:
+    result = compare(RunConfig(trace=str(trace), cluster=cluster), [policy], out=out)
+    answer = answer_of(result)
+    assert answer is not None
+    return deployment_of_comparison(result, answer)
+
+
+@pytest.fixture
+def plan(trace: Path, tmp_path: Path) -> Deployment:
+    return deployment(trace, tmp_path / "runs", CLUSTER)
+
+
+def pairs(text: str) -> dict[str, str]:
+    """KEY=VALUE and --flag VALUE of a block."""
+    found = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(" " if line.startswith("--") else "=")
+        found[key.lstrip("+")] = value
+    return found
+
+
+def test_every_framework_has_degree_and_slots(plan: Deployment):
+    every = blocks(plan)
+    assert every.keys() == FRAMEWORKS.keys()
+    named = {
+        "verl": ("actor_rollout_ref.rollout.tensor_model_parallel_size", "max_num_seqs"),
+        "skyrl": ("generator.inference_engine.tensor_parallel_size", "max_num_seqs"),
+        "slime": ("--rollout-num-gpus-per-engine", "--sglang-max-running-requests"),
+        "vime": ("--rollout-num-gpus-per-engine", "--vllm-max-num-seqs"),
+        "nemo-rl": ("policy.generation.vllm_cfg.tensor_parallel_size", "max_num_seqs"),
+    }
+    for name, (degree, slots) in named.items():
+        found = pairs(every[name])
+        assert found[degree] == "2", name
+        (number,) = (value for key, value in found.items() if key.endswith(slots))
+        assert number == "48", name
+    assert pairs(every["skyrl"])["generator.inference_engine.num_engines"] == "4"
+    assert pairs(every["slime"])["--rollout-num-gpus"] == "8"
+
+
+def test_prime_rl_is_toml(plan: Deployment):
+    found = tomllib.loads(block(plan, "prime-rl"))
+    assert found["inference"]["parallel"] == {"tp": 2, "dp": 4}
+    assert found["inference"]["vllm_extra"]["max_num_seqs"] == 48
+    assert found["orchestrator"]["max_inflight_rollouts"] == 192
+
+
+def test_vllm_has_a_line_for_each_engine_and_the_gateway_one(plan: Deployment):
+    lines = block(plan, "vllm").splitlines()
+    assert len(lines) == 4
+    assert all("--tensor-parallel-size 2" in line for line in lines)
+    words = shlex.split(block(plan, "heddle"))
+    assert words[:4] == ["heddle", "serve", "--engine", "vllm"]
+    assert words[words.index("--engines") + 1] == "4"
+    assert words[words.index("--policy") + 1] == "verl"
+
+
+def test_drafts_are_named_as_each_framework_does(trace: Path, tmp_path: Path):
+    drafted = replace(CLUSTER, speculation="eagle3:3:0.8/0.7/0.6")
+    found = blocks(deployment(trace, tmp_path / "runs", drafted))
+    vime = pairs(found["vime"])["--vllm-speculative-config"]
+    config = json.loads(shlex.split(vime)[0])
+    assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 3)
+    assert tomllib.loads(found["prime-rl"])["inference"]["vllm_extra"]["speculative_config"]
+    assert "--sglang-speculative-algorithm EAGLE3" in found["slime"]
+    for name in ("verl", "skyrl", "nemo-rl"):
+        assert "num_speculative_tokens:3" in found[name], name
+    assert "cluster.speculation=eagle3:3" in found["heddle"]
+
+
+def test_a_policy_is_of_its_framework():
+    names = {"verl": "verl", "verl-2026": "verl", "slime-2026": "slime", "heddle+x": "heddle"}
+    assert {name: framework_of(name) for name in names} == names
+    assert framework_of("seer") == "heddle"
+
+
+def test_what_has_no_settings_says_why(plan: Deployment, trace: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="no settings are known for 'trl': take one of verl"):
+        block(plan, "trl")
+    roles = replace(CLUSTER, roles="prefill=4,decode=4")
+    parted = deployment(trace, tmp_path / "roles", roles)
+    assert blocks(parted) == {}
+
+
+def test_commands_print_the_settings_of_the_framework_that_is_named(heddle: Heddle, trace: Path):
+    on = ("--gpus", 2, "--policies", "verl", "--seeds", 2, "--set", "plan.framework=skyrl")
+    done = heddle("compare", trace, *on)
+    assert done.exit_code == 0, done.output
+    assert "settings of skyrl (plan.framework names another):" in done.stdout
+    assert "  generator.inference_engine.num_engines=2" in done.stdout
+    found = json.loads(heddle("compare", trace, *on, "--json").stdout)
+    assert "generator.inference_engine.num_engines=2" in found["recommended"]["export"]["skyrl"]
+    refused = heddle("compare", trace, "--gpus", 2, "--set", "plan.framework=trl")
+    assert refused.exit_code == 2
+    assert "take one of 'verl', 'skyrl'" in refused.stderr
