@@ -1,7 +1,8 @@
 """Heddle schedules agentic RL rollout by trajectory.
 
-Public names: `simulate`, `compare`, `plan`, `run`, `replay`, `load_run`, `PRESETS`, and `RunConfig`
-with its sections; `prepare` and `Workspace`, for many runs of one trace.
+Public names: `compare`, `plan` and `loop`, which do what the commands do; `simulate`, `run`,
+`replay`, `load_run`, `PRESETS`, and `RunConfig` with its sections; `prepare` and `Workspace`, for
+many runs of one trace.
 Names are imported when first used, so that ``import heddle`` costs nothing.
 """
 
@@ -9,14 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from heddle.api import compare as compare
+    from heddle.api import loop as loop
+    from heddle.api import plan as plan
     from heddle.cluster.config import ClusterConfig as ClusterConfig
     from heddle.cluster.gpu_pools import PoolConfig as PoolConfig
-    from heddle.comparison.compare import compare as compare
     from heddle.config import MissingConfig as MissingConfig
     from heddle.config import PolicyConfig as PolicyConfig
     from heddle.config import RunConfig as RunConfig
     from heddle.config import RuntimeConfig as RuntimeConfig
-    from heddle.planning.plan import plan as plan
     from heddle.running import run as run
     from heddle.runs import load_run as load_run
     from heddle.runs.replay import replay as replay
@@ -34,9 +36,10 @@ _WHERE = {
     "RunConfig": "heddle.config",
     "RuntimeConfig": "heddle.config",
     "Workspace": "heddle.setup",
-    "compare": "heddle.comparison.compare",
+    "compare": "heddle.api",
     "load_run": "heddle.runs",
-    "plan": "heddle.planning.plan",
+    "loop": "heddle.api",
+    "plan": "heddle.api",
     "prepare": "heddle.setup",
     "replay": "heddle.runs.replay",
     "run": "heddle.running",

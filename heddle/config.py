@@ -12,7 +12,7 @@ from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError, require
-from heddle.loop.settings import LoopSettings
+from heddle.loops.settings import LoopSettings
 from heddle_core.defaults import HANG_S
 from heddle_core.estimate.ordered import Cost
 from heddle_core.solve.joint import Solver

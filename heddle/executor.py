@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from multiprocessing.context import BaseContext
@@ -28,7 +29,7 @@ POLL_S = 0.2
 ALIGNMENT = 8
 """Bytes to which an array in shared memory is aligned."""
 
-PRELOADED = ("__main__", "heddle.simulation")
+PRELOADED = ("heddle.simulation",)
 """Modules that the server of `_context` imports for all processes that it forks."""
 
 J = TypeVar("J")
@@ -108,7 +109,7 @@ class Processes(Generic[S]):
         others = set(multiprocessing.active_children())
         polling = _polling(counts, on_progress)
         try:
-            with terminal_signals_blocked():
+            with terminal_signals_blocked(), _main_not_imported():
                 index_of = {
                     pool.submit(_in_worker, function, index, job): index
                     for index, job in enumerate(jobs)
@@ -147,7 +148,7 @@ class Worker:
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Call a function there."""
-        with terminal_signals_blocked():
+        with terminal_signals_blocked(), _main_not_imported():
             return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
 
     def close(self, *, wait: bool = False) -> None:
@@ -226,6 +227,24 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
+
+
+@contextmanager
+def _main_not_imported() -> Iterator[None]:
+    """Start processes that do not import the program again, as they would one that is a script.
+
+    So no script needs ``if __name__ == "__main__":``. Jobs are of modules, never of the program.
+    """
+    main = sys.modules["__main__"]
+    kept: dict[str, Any] = {
+        name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)
+    }
+    vars(main).pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        vars(main).update(kept)
 
 
 def _pool(

@@ -20,7 +20,7 @@ from heddle.calibration.measure import choose_sweep, sweep_engines
 from heddle.comparison.compare import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
-from heddle.loop.result import LoopComparison
+from heddle.loops.result import LoopComparison
 from heddle.planning.cluster_sizes import Sizes
 from heddle.planning.plan import Planned
 from heddle.reports.figures import draw

@@ -14,6 +14,6 @@ config = heddle.RunConfig(
 )
 with tempfile.TemporaryDirectory() as runs:
     result = heddle.compare(config, ["verl", "heddle"], tps="best", out=Path(runs))
-    for row in result.best:
+    for row in result.best_rows:
         print(f"{row.policy:8} {row.makespan_s.mean:6.1f} s")
     print(f"bound    {result.bound.makespan_s:6.1f} s")

@@ -14,10 +14,10 @@ import numpy as np
 from experiments.harness.jobs import Computation, Size
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
-from heddle.loop.comparison import compare_regimes
-from heddle.loop.config import LoopConfig
-from heddle.loop.plan import plan_loop
-from heddle.loop.splits import splits
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
+from heddle.loops.plan import plan_loop
+from heddle.loops.splits import splits
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 

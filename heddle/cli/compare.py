@@ -179,7 +179,7 @@ def _compared(
 
 def warn_of_few(result: "Comparison") -> None:
     """Warn where the engines have too few trajectories each for a comparison of policies."""
-    rows = [row.variant for row in result.best]
+    rows = [row.variant for row in result.best_rows]
     # A planner may start fewer engines than the cluster's TP degree makes.
     rows = [row for row in rows if not row.planned] or rows
     engines = max(row.cluster.engine_count for row in rows)

@@ -43,7 +43,7 @@ def demo(out: Path) -> None:
         )
     write_index(out / "runs", result.plain())
     comparison(result, [str(shipped_trace())])
-    page = written_page([run.path for p in result.best for run in p.runs], out / PAGE)
+    page = written_page([run.path for p in result.best_rows for run in p.runs], out / PAGE)
     click.echo("" if page is None else f"\nnext: open {page} in a browser")
     click.echo("next: compare policies on your own trace:")
     click.echo("  heddle compare TRACE --policies verl,slime,heddle --gpus 64 --tp best")

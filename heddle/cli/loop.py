@@ -60,9 +60,9 @@ def loop(
     from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop
     from heddle.cli.tables import answer
-    from heddle.loop.comparison import compare_regimes
-    from heddle.loop.config import loop_of
-    from heddle.loop.splits import splits
+    from heddle.loops.comparison import compare_regimes
+    from heddle.loops.config import loop_of
+    from heddle.loops.splits import splits
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])

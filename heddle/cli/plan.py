@@ -19,7 +19,7 @@ from heddle.config_error import ConfigError, require
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
-    from heddle.loop.plan import LoopPlan
+    from heddle.loops.plan import LoopPlan
     from heddle.planning.limits import RolloutLimits
     from heddle.planning.plan import Planned
     from heddle.search.clusters import SearchedClusters
@@ -155,7 +155,7 @@ def plan(
             click.echo(json.dumps(_plain(found, words, several=several), allow_nan=False))
         else:
             _show_searched(found, words, config.plan.framework, several=several, wide=wide)
-        write_exports(deployment_of_search(found.best.found), export)
+        write_exports(deployment_of_search(found.taken.found), export)
         return
     _refuse(context, ("budget_s", "wide"), {}, (), "it is of a search")
     if several:
@@ -290,7 +290,7 @@ def _plain(found: "SearchedClusters", words: list[str], *, several: bool) -> dic
     from heddle.search.clusters import plain_clusters
     from heddle.search.verdict import plain
 
-    return plain_clusters(found, words) if several else plain(found.best.found, words)
+    return plain_clusters(found, words) if several else plain(found.taken.found, words)
 
 
 def _show_searched(
@@ -306,7 +306,7 @@ def _show_searched(
     if several:
         show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
-        show_search(found.best.found, words, wide=wide, framework=framework)
+        show_search(found.taken.found, words, wide=wide, framework=framework)
 
 
 FIGURE_OF_ESTIMATES = "report.figure is of plan.search = false: leave it out, or set both"
@@ -319,9 +319,9 @@ def _planned_loop(
 ) -> "LoopPlan":
     from heddle.cli.loop import regime_names
     from heddle.cli.progress import progress
-    from heddle.loop.config import loop_of
-    from heddle.loop.plan import plan_loop
-    from heddle.loop.splits import splits
+    from heddle.loops.config import loop_of
+    from heddle.loops.plan import plan_loop
+    from heddle.loops.splits import splits
 
     shared = config.loop.colocated
     possible = [n for n in PLANNED_REGIMES if not shared or _can_share(n)]

@@ -74,7 +74,7 @@ def comparison(
     if wide and tried and result.raced is None:
         _settings(result)
     if wide:
-        show_rows([_row(result, p) for p in result.best])
+        show_rows([_row(result, p) for p in result.best_rows])
     else:
         comes = None if answer is None or answer.as_it_comes is None else answer.as_it_comes
         show_rows([_short_row(result, p, comes) for p in result.ranking])
@@ -93,7 +93,7 @@ def comparison(
         show_ranking(result.objective, [p.policy for p in result.ranking])
     _runs(result, every=wide)
     if wide:
-        bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best]
+        bars = [Bar(p.policy, p.makespan_s, result.bound.makespan_s) for p in result.best_rows]
         draw_bars("makespan in seconds; ### is the bound, which no policy can beat", bars)
 
 
@@ -132,7 +132,7 @@ def _row(result: Comparison, p: PolicyResult) -> dict[str, str]:
         "policy": p.policy,
         "makespan_s": estimate_cell(p.makespan_s),
         "throughput_tok_s": estimate_cell(p.throughput_tok_s),
-        f"vs {result.best[0].policy}": f"{p.speedup:.2f} x",
+        f"vs {result.best_rows[0].policy}": f"{p.speedup:.2f} x",
         **({} if over is None else {"vs best baseline": f"{over:.2f} x"}),
         **costs(p.cost),
         "of bound": f"{p.bound_fraction:.2f}",
@@ -150,8 +150,8 @@ def comparison_head(result: Comparison) -> None:
 
 def _runs(result: Comparison, *, every: bool) -> None:
     """Where the runs are that the table has means of; with `every`, their names."""
-    shown = [run for p in result.best for run in p.runs]
-    _seeds(len(shown) // len(result.best))
+    shown = [run for p in result.best_rows for run in p.runs]
+    _seeds(len(shown) // len(result.best_rows))
     click.echo("runs in " + ", ".join(dict.fromkeys(str(run.path.parent) for run in shown)))
     for run in shown if every else ():
         click.echo(f"  {run.path.name}")

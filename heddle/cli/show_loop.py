@@ -16,8 +16,8 @@ from heddle.cli.tables import (
     show_tried,
 )
 from heddle.comparison.tuning import without_acceptance
-from heddle.loop.plan import LoopPlan
-from heddle.loop.result import LoopComparison, RegimeResult, plans
+from heddle.loops.plan import LoopPlan
+from heddle.loops.result import LoopComparison, RegimeResult, plans
 
 SHOWN = 8
 """Rows of a plan at most, and those that were simulated."""

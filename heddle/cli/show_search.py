@@ -83,10 +83,10 @@ def show_searched_clusters(
     result: SearchedClusters, words: Sequence[str], *, wide: bool, framework: str | None
 ) -> None:
     """Which cluster to take, one row for each, and how to run the best."""
-    best = result.best
+    best = result.taken
     show_verdict(verdict_of_clusters(result))
     click.echo()
-    show_rows([_cluster_row(result, row) for row in result.rows])
+    show_rows([_cluster_row(result, row) for row in result.clusters])
     for name, why in result.left_out.items():
         click.echo(f"left out {name}: {why}")
     click.echo()
@@ -94,10 +94,10 @@ def show_searched_clusters(
         show_search(best.found, words_of(best, words), wide=True, framework=framework)
         return
     fact("history", best.found.setup.history.name)
-    gpus = [gpu for row in result.rows for gpu in row.found.setup.profiles.pools]
+    gpus = [gpu for row in result.clusters for gpu in row.found.setup.profiles.pools]
     fact("prices", best.found.prices.text(dict.fromkeys(gpus)))
-    simulations = sum(row.found.simulations for row in result.rows)
-    seconds = sum(row.found.seconds for row in result.rows)
+    simulations = sum(row.found.simulations for row in result.clusters)
+    seconds = sum(row.found.seconds for row in result.clusters)
     fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
     fact("next", shlex.join(command_of(best.found.best, words_of(best, words))))
     policy = best.found.best.candidate.policy

@@ -20,14 +20,17 @@ from heddle.cost.objective import Objective, best_rows, objective_value, prices_
 from heddle.cost.prices import Prices, RunCost
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
+from heddle.planning.deployment import Deployment
 from heddle.policy_inputs import HistorySource
 from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
-from heddle.search.compared import plain_answer
+from heddle.search.answered import Answered
+from heddle.search.compared import answer_of, deployment_of_comparison, plain_answer
 from heddle.search.policies import is_pattern, matching
 from heddle.search.race import OnRound
 from heddle.search.tuned import LONG_S, SEEDS, Tuned, tuned
+from heddle.search.verdict import Answer
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.simulation import RunResult, simulate
 from heddle.workload import Workload
@@ -98,7 +101,7 @@ class PolicyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Answered):
     """What `heddle compare` reports."""
 
     config: RunConfig
@@ -129,15 +132,29 @@ class Comparison:
         return tuple(run for policy in self.policies for run in policy.runs)
 
     @property
-    def best(self) -> tuple[PolicyResult, ...]:
+    def answer(self) -> Answer | None:
+        """What to run; None where every policy sees the future."""
+        return answer_of(self)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The engines of what is recommended, and the policy over them."""
+        return deployment_of_comparison(self, self.known_answer)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The best of each policy as JSON, the best first."""
+        return [row.plain() for row in self.ranking]
+
+    @property
+    def best_rows(self) -> tuple[PolicyResult, ...]:
         """One row for each policy, at its best setting where several were tried; one more at its
         best split into prefill and decode engines."""
         return tuple(policy for policy in self.policies if policy.best)
 
     @property
     def ranking(self) -> tuple[PolicyResult, ...]:
-        """`best` by the objective; equals in their order."""
-        return ranked(self.best, self.objective)
+        """`best_rows` by the objective; equals in their order."""
+        return ranked(self.best_rows, self.objective)
 
     @property
     def best_baseline(self) -> PolicyResult | None:

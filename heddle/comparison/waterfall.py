@@ -78,7 +78,7 @@ def waterfall(result: Comparison) -> tuple[WaterfallStep, ...]:
     The first row is the baseline at the configuration's TP degree, or at the least that it can
     have.
     """
-    best, *added = result.best
+    best, *added = result.best_rows
     degree = result.config.cluster.tp
     first = best.variant.cluster.speculation
     if best.variant.speculation_tried:

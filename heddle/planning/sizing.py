@@ -175,7 +175,7 @@ def _row(
                 workspace=workspace,
                 on_progress=watch,
             )
-        baseline, planned = result.best
+        baseline, planned = result.best_rows
         simulated_s, seconds = planned.makespan_s.mean, baseline.makespan_s.mean
         uniform = UniformEngines(tp=baseline.variant.cluster.tp, makespan_s=seconds)
     makespan_s = estimated_s if simulated_s is None else simulated_s

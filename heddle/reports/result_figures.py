@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from heddle.comparison.waterfall import PRESET, WaterfallStep
-from heddle.loop.result import LoopComparison, RegimeResult
+from heddle.loops.result import LoopComparison, RegimeResult
 from heddle.planning.cluster_sizes import Sizes
 from heddle.reports.colours import policy_colour
 from heddle.reports.figures import COLOURS

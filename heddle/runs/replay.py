@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle.loop.config import LoopConfig
-from heddle.loop.setup import loop_core, prepare_loop
+from heddle.loops.config import LoopConfig
+from heddle.loops.setup import loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
 from heddle.policy_inputs import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError

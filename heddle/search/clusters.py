@@ -10,9 +10,17 @@ from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
+from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
+from heddle.search.answered import Answered
 from heddle.search.result import SearchResult, search
-from heddle.search.verdict import plain, plain_setting, verdict_of_search
+from heddle.search.verdict import (
+    Answer,
+    answer_of_search,
+    plain,
+    plain_setting,
+    verdict_of_search,
+)
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 
@@ -48,10 +56,10 @@ class SearchedCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchedClusters:
+class SearchedClusters(Answered):
     """All clusters that were searched."""
 
-    rows: tuple[SearchedCluster, ...]
+    clusters: tuple[SearchedCluster, ...]
     """The recommended first, then by makespan."""
     left_out: Mapping[str, str]
     """Clusters that cannot serve the trace, and why."""
@@ -59,9 +67,31 @@ class SearchedClusters:
     objective: Objective
 
     @property
-    def best(self) -> SearchedCluster:
+    def taken(self) -> SearchedCluster:
         """The recommended one."""
-        return self.rows[0]
+        return self.clusters[0]
+
+    @property
+    def answer(self) -> Answer:
+        """What to run there."""
+        return answer_of_search(self.taken.found)
+
+    @property
+    def verdict(self) -> str:
+        """What to run; of several clusters, where."""
+        if len(self.clusters) + len(self.left_out) > 1 or self.limits != RolloutLimits():
+            return verdict_of_clusters(self)
+        return verdict_of_search(self.taken.found)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The engines of what is recommended, and the policy over them."""
+        return deployment_of_search(self.taken.found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was judged there as JSON, the recommended first."""
+        found, pools = self.taken.found, self.taken.found.setup.profiles.pools
+        return [plain_setting(each, pools, found.cost(each)) for each in found.judged]
 
 
 def search_clusters(
@@ -126,7 +156,7 @@ def search_clusters(
         raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
-        rows=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
+        clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
     )
 
 
@@ -156,7 +186,7 @@ def _prices(
 
 def verdict_of_clusters(result: SearchedClusters) -> str:
     """Which cluster to take, why, and what to run there."""
-    best, limits = result.best, result.limits
+    best, limits = result.taken, result.limits
     said = []
     if limits.deadline_s is not None:
         said.append(f"ends in {limits.deadline_s:,.0f} s")
@@ -171,14 +201,14 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     if limits.deadline_s is not None and spread.high > limits.deadline_s:
         late = f" A rollout of other prompts may take {spread.high:,.0f} s."
     return (
-        f"Take {best.name}, {cost} a rollout: the {least} of {len(result.rows)} clusters{within}."
-        f"{late} {verdict_of_search(best.found)}"
+        f"Take {best.name}, {cost} a rollout: the {least} of {len(result.clusters)} clusters"
+        f"{within}.{late} {verdict_of_search(best.found)}"
     )
 
 
 def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, Any]:
     """As JSON: the answer of the recommended cluster, with all of them."""
-    best = result.best
+    best = result.taken
     return {
         **plain(best.found, words_of(best, words)),
         "verdict": verdict_of_clusters(result),
@@ -193,7 +223,7 @@ def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, 
                 "in_time": not result.limits.late(row),
                 "in_budget": not result.limits.over_budget(row),
             }
-            for row in result.rows
+            for row in result.clusters
         ],
         "left_out": dict(result.left_out),
     }

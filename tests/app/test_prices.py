@@ -16,10 +16,10 @@ from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.cost.objective import Objective
 from heddle.cost.prices import Prices, prices_of, shipped_prices
-from heddle.loop.comparison import compare_regimes
-from heddle.loop.config import LoopConfig
-from heddle.loop.plan import plan_loop
-from heddle.loop.splits import splits
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
+from heddle.loops.plan import plan_loop
+from heddle.loops.splits import splits
 from heddle.planning.plan import plan
 from heddle.runs import load_run
 from heddle.runs.bound import Bound

@@ -11,8 +11,8 @@ from selenium.webdriver import Chrome
 
 from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
-from heddle.loop.comparison import compare_regimes
-from heddle.loop.config import LoopConfig
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
 from heddle.reports.page.html import page
 from heddle.reports.perfetto import trace_events
 from heddle.reports.run_bounds import run_bound

@@ -18,8 +18,8 @@ from heddle.cluster.roles import RoleGpus, roles_of
 from heddle.comparison.tuning import tuning
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.loop.config import LoopConfig
-from heddle.loop.splits import splits
+from heddle.loops.config import LoopConfig
+from heddle.loops.splits import splits
 from heddle.planning.plan import plan
 from heddle.planning.roles import estimated_scripts
 from heddle.runs import load_run

@@ -61,7 +61,7 @@ def sizes(rows: tuple[ClusterSize, ...], limits: RolloutLimits) -> Sizes:
 def test_a_row_has_what_a_comparison_on_its_cluster_has(sized: Sizes, trace: Path, tmp_path: Path):
     config = RunConfig(trace=str(trace), cluster=ClusterConfig(gpus=2, gpu="h200"))
     result = compare(config, ["verl", "heddle"], tps="best", out=tmp_path, jobs=1)
-    verl, heddle = result.best
+    verl, heddle = result.best_rows
     found = next(row for row in sized.rows if row.name == "2 x h200")
     assert found.simulated_s == heddle.makespan_s.mean
     assert found.uniform.makespan_s == verl.makespan_s.mean

@@ -327,7 +327,7 @@ def test_heddle_is_not_behind_verl_because_of_drafts(workload: str, tmp_path: Pa
         """Makespan of verl at its best TP degree over that of heddle."""
         config = RunConfig(trace=str(path), cluster=cluster(speculation, gpus=8))
         found = compare(config, ["verl", "heddle"], tps="best", out=tmp_path / "runs", jobs=1)
-        verl, heddle = (row.makespan_s.mean for row in found.best)
+        verl, heddle = (row.makespan_s.mean for row in found.best_rows)
         return verl / heddle
 
     least = 0.98 * min(1.0, over_verl("off"))

@@ -158,7 +158,7 @@ def test_the_best_has_the_lowest_mean_over_the_seeds(compared: Comparison):
 
     slime, verl = mean("slime"), mean("verl")
     names = [min(slime, key=slime.__getitem__), "heddle", min(verl, key=verl.__getitem__)]
-    assert [p.policy for p in compared.best] == names
+    assert [p.policy for p in compared.best_rows] == names
     assert len(set(slime.values())) > 1
     best = compared.best_baseline
     assert best is not None
@@ -168,7 +168,7 @@ def test_the_best_has_the_lowest_mean_over_the_seeds(compared: Comparison):
 def test_ratios_are_over_the_best_settings(compared: Comparison):
     plain = compared.plain()
     rows = {row["policy"]: row for row in plain["policies"]}
-    first, best = compared.best[0].policy, plain["best_baseline"]
+    first, best = compared.best_rows[0].policy, plain["best_baseline"]
     for row in rows.values():
         mean = row["throughput_tok_s"]["mean"]
         assert row["speedup"] == mean / rows[first]["throughput_tok_s"]["mean"]
@@ -201,7 +201,7 @@ def test_fractions_are_ideals_over_makespans(compared: Comparison):
 def test_what_predicts_or_consolidates_is_tried_but_is_no_baseline(four: RunConfig, tmp_path: Path):
     names = ["verl+lpt+oracle", "heddle+fixed+keep_engines", "verl+consolidate", "slime+lpt"]
     found = compare(four, names, tps=[1, 2], out=tmp_path / "runs", jobs=1)
-    assert {p.variant.policy: p.variant.baseline for p in found.best} == {
+    assert {p.variant.policy: p.variant.baseline for p in found.best_rows} == {
         "verl+lpt+oracle": False,
         "heddle+fixed+keep_engines": False,
         "verl+consolidate": False,
@@ -215,7 +215,7 @@ def test_what_predicts_or_consolidates_is_tried_but_is_no_baseline(four: RunConf
 def test_without_settings_there_is_no_best_baseline(config: RunConfig, tmp_path: Path):
     found = compare(config, ["verl", "slime"], out=tmp_path / "runs", jobs=1)
     assert found.best_baseline is None
-    assert found.best == found.policies
+    assert found.best_rows == found.policies
     plain = found.plain()
     assert "best_baseline" not in plain
     assert all("over_best_baseline" not in row for row in plain["policies"])

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from heddle.config_files import ConfigError
-from heddle.loop.comparison import compare_regimes, run_loop
-from heddle.loop.config import LoopConfig
-from heddle.loop.measure import LoopFigures, distance
-from heddle.loop.setup import prepare_loop
-from heddle.loop.splits import splits
+from heddle.loops.comparison import compare_regimes, run_loop
+from heddle.loops.config import LoopConfig
+from heddle.loops.measure import LoopFigures, distance
+from heddle.loops.setup import prepare_loop
+from heddle.loops.splits import splits
 from heddle.setup import Workspace
 from heddle_core.events import Scored, ToolReturned, ToolStarted, TrajectoryArrived
 from heddle_trace.files import read_trace, write_trace

@@ -11,11 +11,11 @@ from heddle.cli import main
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
-from heddle.loop.comparison import compare_regimes
-from heddle.loop.config import LoopConfig
-from heddle.loop.plan import estimate_step, plan_loop
-from heddle.loop.setup import prepare_loop
-from heddle.loop.splits import splits
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
+from heddle.loops.plan import estimate_step, plan_loop
+from heddle.loops.setup import prepare_loop
+from heddle.loops.splits import splits
 from heddle.setup import Workspace
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth

@@ -9,10 +9,10 @@ import pytest
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
-from heddle.loop.comparison import compare_regimes, run_loop
-from heddle.loop.config import LoopConfig
-from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
-from heddle.loop.splits import splits
+from heddle.loops.comparison import compare_regimes, run_loop
+from heddle.loops.config import LoopConfig
+from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
+from heddle.loops.splits import splits
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from heddle.runs.replay import replay

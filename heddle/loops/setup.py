@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
-from heddle.loop.config import LoopConfig
-from heddle.loop.data import EPOCH, DataSet, check_recorded
-from heddle.loop.layout import fitting_layout
-from heddle.loop.measure import LoopFigures, ServiceFigures, TrainedSample
-from heddle.loop.settings import SWITCH_TIMEOUT_S
+from heddle.loops.config import LoopConfig
+from heddle.loops.data import EPOCH, DataSet, check_recorded
+from heddle.loops.layout import fitting_layout
+from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
+from heddle.loops.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError
 from heddle_core.controller import Controller

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
-from heddle.loop.data import DataSet
+from heddle.loops.data import DataSet
 from heddle.runs.journal_columns import Journal
 from heddle.runs.loop_batches import BatchFigures, loop_columns
 from heddle_core.ids import GroupId, TrajectoryId

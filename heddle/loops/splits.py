@@ -6,7 +6,7 @@ from dataclasses import replace
 from heddle.cluster.profiles import load_profiles, memory_profile
 from heddle.comparison.tuning import Choice, running_steps, speculations
 from heddle.config_files import ConfigError
-from heddle.loop.config import LoopConfig
+from heddle.loops.config import LoopConfig
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""

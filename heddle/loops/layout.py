@@ -1,6 +1,6 @@
 """The trainer's layout: as given, or the least that fits into memory."""
 
-from heddle.loop.config import LoopConfig
+from heddle.loops.config import LoopConfig
 from heddle_sim.training import TrainingError, TrainLayout
 from heddle_sim.training_memory import TrainingMemoryError, check_memory
 

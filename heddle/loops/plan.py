@@ -21,10 +21,10 @@ import numpy as np
 from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, check_objective, objective_value
 from heddle.cost.prices import RunCost
-from heddle.loop.comparison import compare_regimes
-from heddle.loop.config import LoopConfig
-from heddle.loop.result import RegimeResult, plans
-from heddle.loop.setup import LoopSetup, prepare_loop, regime_of
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
+from heddle.loops.result import RegimeResult, plans
+from heddle.loops.setup import LoopSetup, prepare_loop, regime_of
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 from heddle_core.estimate.cost import StepCost

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from heddle.config_files import ConfigError
-from heddle.loop.config import LoopConfig
+from heddle.loops.config import LoopConfig
 from heddle_core.ids import GroupId
 from heddle_core.loop.groups import Prompt
 from heddle_trace.schema import TrajectoryScript

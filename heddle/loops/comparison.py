@@ -12,10 +12,10 @@ from heddle.config_files import ConfigError
 from heddle.cost.objective import Objective, check_objective
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
-from heddle.loop.config import LoopConfig
-from heddle.loop.measure import LoopFigures, TrainedSample, loop_figures
-from heddle.loop.result import LoopComparison, RegimeResult, plans
-from heddle.loop.setup import LoopSetup, loop_core, prepare_loop
+from heddle.loops.config import LoopConfig
+from heddle.loops.measure import LoopFigures, TrainedSample, loop_figures
+from heddle.loops.result import LoopComparison, RegimeResult, plans
+from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
 from heddle.runs import files, open_run
 from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.journal_columns import Journal

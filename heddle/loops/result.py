@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 from heddle.comparison.estimates import Estimate
 from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
-from heddle.loop.measure import LoopFigures
-from heddle.loop.setup import LoopSetup
+from heddle.loops.measure import LoopFigures
+from heddle.loops.setup import LoopSetup
+from heddle.tabled import Tabled
 from heddle_core.parts.planner import FixedPlan
 
 SCHEMA = "heddle.loop/1"
@@ -174,7 +175,7 @@ class RegimeResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoopComparison:
+class LoopComparison(Tabled):
     """What `heddle loop` reports."""
 
     tried: tuple[RegimeResult, ...]
@@ -190,6 +191,29 @@ class LoopComparison:
     def ranking(self) -> tuple[RegimeResult, ...]:
         """`regimes` by the objective; equals in their order."""
         return ranked(self.regimes, self.objective)
+
+    @property
+    def best(self) -> RegimeResult:
+        """The best regime by the objective."""
+        return self.ranking[0]
+
+    @property
+    def verdict(self) -> str:
+        """Which regime to train with, in a sentence."""
+        best, *others = self.ranking
+        setup, cluster = best.setup, best.setup.config.run.cluster
+        text = (
+            f"Train with {setup.name}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
+            f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
+        )
+        if others:
+            more = others[0].step_s.mean / best.step_s.mean - 1.0
+            text += f", {more * 100.0:.0f} % faster than the next best, {others[0].setup.name}"
+        return f"{text}."
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The best of each regime as JSON, the best first."""
+        return [row.plain() for row in self.ranking]
 
     @property
     def splits(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from heddle.bounds import Bounds
 from heddle.config import RunConfig
 from heddle.config_error import require
-from heddle.loop.settings import LoopSettings
+from heddle.loops.settings import LoopSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,205 @@
+"""`heddle.compare`, `heddle.plan` and `heddle.loop`: the commands as functions.
+
+They take what the commands take, as plain values: a path and the keys of `heddle.toml` without
+their section where a command has a flag for them, and any other key in `settings`. Errors have the
+messages of the commands. A `RunConfig` stands for a path and its keys.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from heddle.cluster.config import ClusterConfig
+from heddle.command_config import Config
+from heddle.comparison.compare import Comparison
+from heddle.comparison.compare import compare as compared
+from heddle.comparison.tuning import Choice
+from heddle.config import RunConfig
+from heddle.config_error import ConfigError, require
+from heddle.config_files import ConfigSource, option_value, resolve
+from heddle.planning.limits import RolloutLimits
+from heddle.search.clusters import SearchedClusters, search_clusters
+from heddle.search.policies import is_pattern
+
+if TYPE_CHECKING:
+    from heddle.loops.result import LoopComparison
+
+Source: TypeAlias = str | Path | RunConfig
+Numbers: TypeAlias = Choice | int
+"""``best``, one number, or several."""
+BESIDE_CONFIG = "has no effect beside a RunConfig: set it there"
+_CLUSTER = {field.name for field in fields(ClusterConfig)}
+
+
+def compare(
+    trace: Source,
+    policies: str | Sequence[str] | None = None,
+    *,
+    tps: Numbers = None,
+    slots: Numbers = None,
+    seeds: int | None = None,
+    out: str | Path = "runs",
+    settings: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> Comparison:
+    """Compare policies on a trace, as `heddle compare` does.
+
+    Args:
+        trace: A path, or a `RunConfig`.
+        policies: Names or patterns, or one of them; None: all shipped ones, each at its best
+            setting.
+        tps, slots: TP degrees and numbers of running steps of an engine to try. None: of named
+            policies the cluster's; else all.
+        seeds: None: three, of one named policy one.
+        out: Folder of the run directories.
+        settings: Keys of `heddle.toml`, such as ``{"cluster.report_interval_s": 2}``.
+        keys: Keys of a cluster, such as `model`, `gpu`, `gpus`, `tp`, `max_running`; `history`; or
+            arguments of `heddle.comparison.compare.compare`.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    names = [policies] if isinstance(policies, str) else policies
+    speculation, keys = _speculation(keys)
+    given = {key: keys.pop(key) for key in [*keys] if key in _COMPARED}
+    config = _config(trace, settings, keys)
+    raced = names is None or any(map(is_pattern, names))
+    if raced and tps is None and not (config.cluster.mix or config.cluster.roles):
+        tps = (config.cluster.tp,) if "tp" in keys else "best"
+    if raced and slots is None:
+        slots = (config.cluster.max_running,) if "max_running" in keys else "best"
+    if seeds is None and not raced and len(names or ()) == 1:
+        seeds = 1
+    return compared(
+        config,
+        names,
+        tps=_listed(tps),
+        slots=_listed(slots),
+        seeds=seeds,
+        out=Path(out),
+        speculation=speculation,
+        **given,
+    )
+
+
+def plan(
+    trace: Source,
+    *,
+    gpus: int | Sequence[int] | None = None,
+    gpu: str | Sequence[str] | None = None,
+    deadline_s: float | None = None,
+    dollars: float | None = None,
+    budget_s: float | None = None,
+    jobs: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> SearchedClusters:
+    """Search what to run, as `heddle plan` does.
+
+    Args:
+        trace: A path, or a `RunConfig`.
+        gpus, gpu: Numbers and types of GPUs; of several, each is searched.
+        deadline_s, dollars: What a rollout may take.
+        budget_s: Seconds of the search.
+        jobs: Processes; None: as many as pay.
+        settings, keys: As of `compare`; `speculation` may be ``best``.
+
+    Raises:
+        ConfigError: a value that cannot be used, or no cluster keeps the limits.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    speculation, keys = _speculation(keys)
+    counts = [gpus] if isinstance(gpus, int) else gpus
+    types = [gpu] if isinstance(gpu, str) else gpu
+    if not isinstance(trace, RunConfig):
+        keys |= {"gpus": counts[0]} if counts else {}
+        keys |= {"gpu": types[0]} if types else {}
+    config = _config(trace, settings, keys)
+    cluster = config.cluster
+    return search_clusters(
+        config,
+        gpus=counts or (cluster.gpus,),
+        classes=types or (cluster.gpu,),
+        limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
+        objective=config.plan.objective if isinstance(config, Config) else None,
+        budget_s=budget_s,
+        speculation=speculation,
+        slots=(cluster.max_running,) if "max_running" in keys else None,
+        jobs=jobs,
+    )
+
+
+def loop(
+    trace: str | Path,
+    regimes: str | Sequence[str],
+    *,
+    train_gpus: int,
+    seeds: int = 1,
+    jobs: int | None = 1,
+    settings: Mapping[str, Any] | None = None,
+    **keys: Any,
+) -> "LoopComparison":
+    """Compare training regimes on a trace, as `heddle loop` does.
+
+    Args:
+        trace: A path.
+        regimes: Names with parameters, such as ``areal:max_head_offpolicyness=1``, or one.
+        train_gpus: GPUs of the trainer, beside the `gpus` of rollout.
+        seeds, jobs: Runs of each regime, and processes.
+        settings, keys: As of `compare`; `[loop]` is in `settings`, as ``{"loop.batches": 8}``.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+        ValueError: any other of the packages' errors for bad input.
+    """
+    from heddle.loops.comparison import compare_regimes
+    from heddle.loops.config import loop_of
+
+    config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys)
+    assert isinstance(config, Config)
+    names = [regimes] if isinstance(regimes, str) else list(regimes)
+    return compare_regimes([loop_of(config, names, seeds=seeds)], jobs=jobs)
+
+
+_COMPARED = ("roles", "jobs", "executor", "workspace", "objective")
+"""Arguments of `heddle.comparison.compare.compare` that are passed on."""
+
+
+def _config(
+    trace: Source, settings: Mapping[str, Any] | None, keys: Mapping[str, Any]
+) -> RunConfig:
+    """The configuration of a call.
+
+    Raises:
+        ConfigError: a key is unknown, or its value does not fit.
+    """
+    if isinstance(trace, RunConfig):
+        for name in [*keys, *(settings or {})]:
+            raise ConfigError(f"{name} {BESIDE_CONFIG}")
+        return trace
+    require(isinstance(trace, str | Path), f"trace must be a path or a RunConfig, not {trace!r}")
+    sources: list[ConfigSource] = [option_value("trace", str(trace), "trace")]
+    for name, value in keys.items():
+        key = f"cluster.{name}" if name in _CLUSTER else name
+        sources.append(option_value(key, _plain(value), f"{name}={value!r}"))
+    for key, value in (settings or {}).items():
+        sources.append(option_value(key, _plain(value), f"settings[{key!r}]"))
+    return resolve(sources)
+
+
+def _speculation(keys: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """The settings of speculative decoding to try, and the keys without them."""
+    text = keys.get("speculation")
+    if not isinstance(text, str) or "best" not in text.split(":")[:2]:
+        return None, dict(keys)
+    return text, {name: value for name, value in keys.items() if name != "speculation"}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _listed(numbers: Numbers) -> Choice:
+    return (numbers,) if isinstance(numbers, int) else numbers
