@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from heddle.cluster.config import ClusterConfig
 from heddle.command_config import Config
-from heddle.comparison.compare import Comparison
 from heddle.comparison.compare import compare as compared
+from heddle.comparison.result import Comparison
 from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require

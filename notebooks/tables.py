@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import pandas as pd
 
 from heddle.calibration.measure import choose_sweep, sweep_engines
-from heddle.comparison.compare import Comparison
+from heddle.comparison.result import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
 from heddle.loops.result import LoopComparison

@@ -13,7 +13,7 @@ config = heddle.RunConfig(
     cluster=heddle.ClusterConfig(model="qwen3-14b", gpu="h100", gpus=8),
 )
 with tempfile.TemporaryDirectory() as runs:
-    result = heddle.compare(config, ["verl", "heddle"], tps="best", out=Path(runs))
+    result = heddle.compare(config, ["verl", "heddle"], tps="best", seeds=1, out=Path(runs))
     for row in result.best_rows:
         print(f"{row.policy:8} {row.makespan_s.mean:6.1f} s")
     print(f"bound    {result.bound.makespan_s:6.1f} s")

@@ -16,7 +16,8 @@ from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import FIRST_SEED, Computation, Size
 from experiments.harness.values import Value, exactly
 from heddle.cluster.config import NO_SPECULATION, ClusterConfig
-from heddle.comparison.compare import PolicyResult, compare
+from heddle.comparison.compare import compare
+from heddle.comparison.result import PolicyResult
 from heddle.config import RunConfig
 from heddle_core.presets import PRESETS
 from heddle_rollout.speculation import SCHEDULE

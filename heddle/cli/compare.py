@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from heddle.cli.progress import ProgressBar
     from heddle.cluster.config import ClusterConfig
     from heddle.command_config import Config
-    from heddle.comparison.compare import Comparison
+    from heddle.comparison.result import Comparison
     from heddle.comparison.tuning import Choice
 
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "cluster.roles", "policy.parts")
@@ -64,31 +64,21 @@ def compare(
     and --max-running fix them. Named policies run with the cluster's.
 
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
-    policy; the spread of several is the 95 % confidence interval of the mean.
+    policy; the spread of several is the 95 % confidence interval of the mean. One policy with one
+    seed is a run, and all its figures are printed. In place of a trace, LOGS of one format (`heddle
+    trace import` lists them) are imported, and a rollout is drawn from them as [logs] says.
 
-    One policy with one seed is a run, and all its figures are printed. In place of a trace, LOGS
-    of one format (`heddle trace import` lists them) are imported, and a rollout is drawn from them
-    as [logs] says; values that logs lack are then typical ones or drawn, and counted.
+    With --sweep cluster.tp or cluster.max_running, named policies that do not plan their engines
+    run at every combination, and the table has their best by plan.objective; --tp best is short for
+    --sweep cluster.tp=best. --speculation best, or METHOD:best[:ACCEPTANCE], tries no drafts, 1 to
+    4, and a schedule. --sweep cluster.roles=best tries engines that prefill and engines that
+    decode, a row of its own. --sweep policy.parts=waterfall runs one baseline, then adds the parts
+    of heddle one by one; report.figure draws it.
 
-    With --sweep cluster.tp or cluster.max_running each policy that does not plan its engines runs
-    at every combination, and the table has its best by plan.objective: found on the trace that it
-    is compared on, so the hindsight is the baselines'. --tp best is short for --sweep
-    cluster.tp=best, all degrees that fit. Policies with a planner run once, with the most steps
-    that are tried.
-
-    --speculation best, or METHOD:best[:ACCEPTANCE], tries no drafts, 1 to 4, and a schedule.
-
-    With --sweep cluster.roles=best every policy also runs with engines that prefill and engines
-    that decode, on the same GPUs, at up to three splits for each setting; the best split is a row
-    of its own.
-
-    --sweep policy.parts=waterfall runs one baseline, then adds the parts of heddle one by one.
-    report.figure names a file to draw it into.
-
-    A policy is a preset, an installed policy or package.module:factory. PRESET+PART puts a part in
-    place of the preset's own, any number of times: heddle+never, verl+lpt+progressive;
-    `heddle policies list` has both. A part of your own is +package.module:factory. The parts
-    oracle, noisy-oracle:SIGMA and paper_quality know the trace: no result, and their runs say so.
+    PRESET+PART puts a part in place of the preset's own, any number of times: heddle+never,
+    verl+lpt+progressive; `heddle policies list` has both. A policy or a part of your own is
+    package.module:factory. The parts oracle, noisy-oracle:SIGMA and paper_quality know the trace:
+    no result, and their runs say so.
     """
     from heddle.runs.comparison_folder import new_comparison_folder
     from heddle.search.policies import is_pattern
@@ -109,22 +99,12 @@ def compare(
     config, logs = with_rollout(config, sources, out)
     if races:
         tps, slots = _raced(config.cluster, given, tps, slots)
-    elif seeds is None and len(names or ()) == 1:
+    if seeds is None and not races and len(names or ()) == 1:
         seeds = 1
+    how = {"tps": tps, "slots": slots, "speculation": speculation, "roles": best_roles}
+    how |= {"seeds": seeds, "jobs": jobs, "config_text": text}
     with new_comparison_folder(out, config.trace) as folder:
-        result = _compared(
-            config,
-            names,
-            tps=tps,
-            slots=slots,
-            speculation=speculation,
-            roles=best_roles,
-            seeds=seeds,
-            out=folder,
-            jobs=jobs,
-            config_text=text,
-            words=words,
-        )
+        result = _compared(config, names, out=folder, words=words, **how)
     warn_of_few(result)
     figure = config.report.figure if parts else None
     framework = config.plan.framework

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from heddle.search.clusters import SearchedClusters
 
 PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs")
+ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs", "budget_s", "wide")
 """Options that do not matter to a loop."""
 
 ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
@@ -101,22 +101,16 @@ def plan(
 ) -> None:
     """Say what to run: policy, engines, slots and cluster for rollouts like a trace.
 
-    With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget: which
-    cluster to take. A table has the makespan on each, estimated and simulated, the bound, the best
-    uniform TP degree (verl, simulated at every one) and the cost, the recommended row first.
-    prices.h100 sets dollars.
-
-    With one cluster: all shipped policies, each at every TP degree and number of running steps,
-    and with --speculation best at each setting of it, are simulated on rollouts that are drawn from
-    half of the prompts. The best is judged on the other half; its interval is that of one rollout.
+    All shipped policies, each at every TP degree and number of running steps, and with
+    --speculation best at each setting of it, are simulated on rollouts that are drawn from half of
+    the prompts. The best is judged on the other half; its interval is that of one rollout.
     --max-running fixes the number of running steps. ctrl-C, and the end of --budget-s, give the
-    best so far.
+    best so far. With --sweep cluster.roles=best, some engines may only prefill.
 
-    With plan.search=false: the TP degrees and groups that `heddle` plans from what it knows at the
-    start, by policy.planner, policy.cost and policy.predictor, and the trace simulated with them.
+    With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget, each
+    cluster is searched, and one is taken. prices.h100 sets dollars.
 
-    With cluster.roles the plan is of engines that decode, beside engines that prefill; with --sweep
-    cluster.roles=best some splits of the GPUs are simulated, and the best is taken.
+    With plan.search=false: what `heddle` alone plans at the start, in closed form.
 
     With --regimes the trace stands for the batches of a training, which [loop] describes. Every
     split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
@@ -134,13 +128,9 @@ def plan(
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is not None:
-        from heddle.cli.show_loop import show_loop_plan
-        from heddle.cli.tables import answer
-
         require(not several, ONE_CLUSTER)
         _refuse(context, ROLLOUT_ONLY, swept, LOOP_SWEPT, "leave out --regimes, or the option")
-        show = partial(show_loop_plan, words=given_options(context, but=CHOSEN))
-        answer(_planned_loop(config, swept, regimes, speculation), show, as_json=as_json)
+        _show_loop(context, config, swept, regimes, speculation, as_json=as_json)
         return
     _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
     limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
@@ -151,10 +141,8 @@ def plan(
         slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
         found = _searched(config, swept, limits, speculation, jobs, slots)
         words = kept_words(context, settings)
-        if as_json:
-            click.echo(json.dumps(_plain(found, words, several=several), allow_nan=False))
-        else:
-            _show_searched(found, words, config.plan.framework, several=several, wide=wide)
+        how = config.plan.framework
+        _show_searched(found, words, how, several=several, wide=wide, as_json=as_json)
         write_exports(deployment_of_search(found.taken.found), export)
         return
     _refuse(context, ("budget_s", "wide"), {}, (), "it is of a search")
@@ -286,13 +274,6 @@ def _searched(
         )
 
 
-def _plain(found: "SearchedClusters", words: list[str], *, several: bool) -> dict[str, Any]:
-    from heddle.search.clusters import plain_clusters
-    from heddle.search.verdict import plain
-
-    return plain_clusters(found, words) if several else plain(found.taken.found, words)
-
-
 def _show_searched(
     found: "SearchedClusters",
     words: list[str],
@@ -300,16 +281,41 @@ def _show_searched(
     *,
     several: bool,
     wide: bool,
+    as_json: bool,
 ) -> None:
     from heddle.cli.show_search import show_search, show_searched_clusters
+    from heddle.search.clusters import plain_clusters
+    from heddle.search.verdict import plain
 
-    if several:
+    if as_json:
+        only = found.taken.found
+        plainly = plain_clusters(found, words) if several else plain(only, words)
+        click.echo(json.dumps(plainly, allow_nan=False))
+    elif several:
         show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
         show_search(found.taken.found, words, wide=wide, framework=framework)
 
 
 FIGURE_OF_ESTIMATES = "report.figure is of plan.search = false: leave it out, or set both"
+
+
+def _show_loop(
+    context: click.Context,
+    config: "Config",
+    swept: Mapping[str, Any],
+    regimes: str,
+    speculation: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    from heddle.cli.show_loop import show_loop_plan
+    from heddle.cli.tables import answer
+
+    show = partial(show_loop_plan, words=given_options(context, but=CHOSEN))
+    answer(_planned_loop(config, swept, regimes, speculation), show, as_json=as_json)
+
+
 CHOSEN = ("regimes", "as_json", "sweeps")
 """Parameters of which the plan's own values are printed, or none."""
 

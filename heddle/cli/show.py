@@ -26,7 +26,7 @@ from heddle.cli.tables import (
 )
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.drafters import acceptance_of
-from heddle.comparison.compare import Comparison, PolicyResult
+from heddle.comparison.result import Comparison, PolicyResult
 from heddle.comparison.tuning import without_acceptance
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.cost.prices import Prices

@@ -182,11 +182,11 @@ def with_policy(config: RunConfig, preset: str, cluster: ClusterConfig) -> RunCo
 
 def tuning(
     config: RunConfig,
-    *,
     tps: Choice = None,
     slots: Choice = None,
     speculation: str | None = None,
     roles: bool = False,
+    *,
     workspace: Workspace,
 ) -> Tuning:
     """Choose the settings to try: all combinations of TP degrees, numbers of running steps, and

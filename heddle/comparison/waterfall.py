@@ -12,8 +12,8 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from heddle.cluster.config import NO_SPECULATION
-from heddle.comparison.compare import Comparison, PolicyResult
 from heddle.comparison.estimates import Estimate
+from heddle.comparison.result import Comparison, PolicyResult
 from heddle.comparison.tuning import without_acceptance
 from heddle.config_files import ConfigError
 

@@ -6,7 +6,7 @@ from heddle.config_error import ConfigError
 from heddle.planning.blocks import block, framework_of
 from heddle.planning.deployment import Deployment
 from heddle.search.result import Judged
-from heddle.search.verdict import Answer, verdict
+from heddle.search.verdict import Recommendation, verdict
 from heddle.tabled import Tabled
 
 
@@ -17,7 +17,7 @@ class Answered(Tabled):
 
     @property
     @abstractmethod
-    def answer(self) -> Answer | None:
+    def answer(self) -> Recommendation | None:
         """What to run; None where nothing can be recommended."""
 
     @property
@@ -26,7 +26,7 @@ class Answered(Tabled):
         """The engines of what is recommended, and the policy over them."""
 
     @property
-    def known_answer(self) -> Answer:
+    def known_answer(self) -> Recommendation:
         """What to run.
 
         Raises:

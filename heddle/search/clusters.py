@@ -15,7 +15,7 @@ from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
 from heddle.search.answered import Answered
 from heddle.search.result import SearchResult, search
 from heddle.search.verdict import (
-    Answer,
+    Recommendation,
     answer_of_search,
     plain,
     plain_setting,
@@ -72,7 +72,7 @@ class SearchedClusters(Answered):
         return self.clusters[0]
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Recommendation:
         """What to run there."""
         return answer_of_search(self.taken.found)
 

@@ -13,11 +13,11 @@ from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST
 from heddle.search.result import Judged, engines_of
 from heddle.search.tuned import LONG_S
-from heddle.search.verdict import Answer, command_of, plain_setting, verdict
+from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
 from heddle.setup import RunSetup, prepare
 
 if TYPE_CHECKING:
-    from heddle.comparison.compare import Comparison, PolicyResult
+    from heddle.comparison.result import Comparison, PolicyResult
 
 DIFFERENCES: Final = (
     ("queueing_p99_s", "P99 queueing", " s", -1),
@@ -30,7 +30,7 @@ NOTABLE: Final = 1.1
 """Ratio from which a difference is told."""
 
 
-def answer_of(comparison: "Comparison") -> Answer | None:
+def answer_of(comparison: "Comparison") -> Recommendation | None:
     """What to run of what was compared; None where every policy sees the future."""
     rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
     if not rows:
@@ -50,7 +50,7 @@ def answer_of(comparison: "Comparison") -> Answer | None:
             ),
             None,
         )
-    return Answer(
+    return Recommendation(
         judged=tuple(judged),
         as_it_comes=comes,
         bound_s=comparison.bound.makespan_s,
@@ -135,6 +135,6 @@ def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[
     }
 
 
-def deployment_of_comparison(comparison: "Comparison", answer: Answer) -> Deployment:
+def deployment_of_comparison(comparison: "Comparison", answer: Recommendation) -> Deployment:
     """The deployment of what a comparison recommends."""
     return deployment_of(_setup(comparison, answer.judged[0].candidate), answer.judged)

@@ -164,23 +164,17 @@ def search(
     best = race.ranked()[0]
     ties = race.ties(best)
     chosen = min((best, *ties), key=lambda each: _simplicity(race, each, config, shared))
-    own = [
-        drafted(each, tried[:1])
-        for each in candidates
-        if each.policy == FIRST and each.cluster == settings.base
-    ]
+    first = [c for c in candidates if c.policy == FIRST and c.cluster == settings.base]
+    own = [drafted(each, tried[:1]) for each in first]
     compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     setups = {each: _setup(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
-    rest = sorted(
-        (judged[each] for each in compared if each is not chosen and each not in own),
-        key=lambda each: each.makespan_s.mean,
-    )
+    others = [judged[each] for each in compared if each is not chosen and each not in own]
     return SearchResult(
         setup=setups[chosen],
-        judged=(judged[chosen], *rest),
+        judged=(judged[chosen], *sorted(others, key=lambda each: each.makespan_s.mean)),
         tried=_tried(race),
         ties=tuple(_name(each) for each in (best, *ties) if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,

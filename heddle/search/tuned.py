@@ -62,11 +62,11 @@ class Tuned:
 def tuned(
     config: RunConfig,
     policies: Sequence[str],
-    *,
     tps: Choice,
     slots: Choice,
-    speculation: str | None = None,
+    speculation: str | None,
     seeds: int | None,
+    *,
     jobs: int | None = None,
     workspace: Workspace,
     on_round: OnRound | None = None,

@@ -21,7 +21,7 @@ def faster(best: Judged, other: Judged) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Recommendation:
     """What to run, and what else there is."""
 
     judged: tuple[Judged, ...]
@@ -42,9 +42,9 @@ def verdict_of_search(result: SearchResult) -> str:
     return verdict(answer_of_search(result))
 
 
-def answer_of_search(result: SearchResult) -> Answer:
+def answer_of_search(result: SearchResult) -> Recommendation:
     """The answer of a search."""
-    return Answer(
+    return Recommendation(
         judged=result.judged,
         as_it_comes=result.as_it_comes,
         bound_s=result.bound_s,
@@ -52,7 +52,7 @@ def answer_of_search(result: SearchResult) -> Answer:
     )
 
 
-def verdict(answer: Answer) -> str:
+def verdict(answer: Recommendation) -> str:
     """What to run, in a sentence or more."""
     best = answer.judged[0]
     spread = best.makespan_s

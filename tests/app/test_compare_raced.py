@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison.compare import Comparison, compare
+from heddle.comparison.compare import compare
+from heddle.comparison.result import Comparison
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.search import tuned as tuned_module

@@ -10,7 +10,8 @@ import pytest
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import PoolConfig
-from heddle.comparison.compare import PolicyResult, compare, policy_results
+from heddle.comparison.compare import compare
+from heddle.comparison.result import PolicyResult, policy_results
 from heddle.comparison.tuning import Variant
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve

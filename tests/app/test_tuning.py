@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison.compare import Comparison, compare
+from heddle.comparison.compare import compare
+from heddle.comparison.result import Comparison
 from heddle.comparison.tuning import SLOTS, TUNED_BASELINES, Choice, Tuning, tuning
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison.compare import Comparison, compare
+from heddle.comparison.compare import compare
+from heddle.comparison.result import Comparison
 from heddle.comparison.waterfall import STEPS, waterfall, waterfall_policies
 from heddle.config import RunConfig
 from heddle.policies.plugins import load_policy

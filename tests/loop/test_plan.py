@@ -133,8 +133,8 @@ def test_the_command_that_is_printed_runs_what_was_planned(trace: str):
         "loop.train_backend=fsdp",
         "--set",
         "loop.logprob_passes=2",
-        "--seed",
-        "3",
+        "--set",
+        "seed=3",
     ]
     words += ["--set", "cluster.max_running=64"]
     chosen = [
