@@ -1,8 +1,9 @@
 """What `heddle plan` recommends, on prompts that it has not seen.
 
-Each trace is divided by prompts. The search has one half; on the other, every shipped policy at
-every TP degree, and at two numbers of slots, tells what was best in hindsight. Prints a line of
-JSON for each cell, and the summary: `python -m benchmarks.bench_plan_search`.
+Each trace is divided by prompts in three. The search has one part, and another as history; on the
+third, every shipped policy at every TP degree, and at two numbers of slots, tells what was best in
+hindsight. Prints a line of JSON for each cell, and the summary:
+`python -m benchmarks.bench_plan_search`.
 """
 
 import argparse
@@ -50,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         for name, gpus, seed in product(given.only, given.gpus, range(given.seeds)):
-            for history in ("prior", "none") if name in WORKLOADS else ("none", "half"):
-                files = _halves(name, given.trajectories, seed, Path(folder))
+            for history in ("prior", "none") if name in WORKLOADS else ("none", "third"):
+                files = _parts(name, given.trajectories, seed, Path(folder))
                 cells.append(_cell(name, gpus, seed, history, *files))
                 print(json.dumps(cells[-1]), flush=True)
     print(json.dumps(summary(cells)))
@@ -73,24 +74,22 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _halves(name: str, trajectories: int, seed: int, folder: Path) -> tuple[Path, Path, Path]:
-    """The half to search on, the half to judge on, and a history of the first."""
+def _parts(name: str, trajectories: int, seed: int, folder: Path) -> tuple[Path, Path, Path]:
+    """What to search on, what to judge on, and a history: other prompts each."""
     if name in WORKLOADS:
-        records = [synth(name, trajectories, 7 + 100 * seed + k, 16) for k in range(2)]
-        halves = [Records.of(each) for each in records]
+        records = [synth(name, trajectories, 7 + 100 * seed + k, 16) for k in range(3)]
+        parts = [Records.of(each) for each in records]
     else:
         whole = Records.of(read_trace(SHARED / f"{name}.jsonl.gz").records)
         members = list(whole.trajectory("group_id").occurring().values())
         order = np.random.default_rng(seed).permutation(len(members))
-        middle = len(members) // 2
-        halves = [
+        parts = [
             whole.take(np.concatenate([members[k] for k in own]))
-            for own in (order[:middle], order[middle:])
+            for own in np.array_split(order, 3)
         ]
     paths = [folder / f"{part}.jsonl.gz" for part in ("searched", "unseen", "history")]
-    # The history's order is another: a history that is the trace itself is refused.
-    for path, half in zip(paths, (*halves, halves[0].take(slice(None, None, -1))), strict=True):
-        write_trace(path, half)
+    for path, part in zip(paths, parts, strict=True):
+        write_trace(path, part)
     return paths[0], paths[1], paths[2]
 
 
@@ -98,7 +97,7 @@ def _cell(
     name: str, gpus: int, seed: int, history: str, searched: Path, unseen: Path, earlier: Path
 ) -> dict[str, Any]:
     cluster = ClusterConfig(model="qwen3-14b", gpu="h100", gpus=gpus, over_capacity="drop")
-    known = str(earlier) if history == "half" else history
+    known = str(earlier) if history == "third" else history
     config = RunConfig(trace=str(searched), cluster=cluster, history=known, missing=FILLED)
     found = search(config, prices=prices_of({}, ["h100"]))
     later = replace(config, trace=str(unseen))

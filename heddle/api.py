@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from heddle.cli.logs import USUAL, are_logs, with_rollout
 from heddle.cluster.config import ClusterConfig
 from heddle.command_config import Config
 from heddle.comparison.compare import compare as compared
@@ -46,7 +47,7 @@ def compare(
     """Compare policies on a trace, as `heddle compare` does.
 
     Args:
-        trace: A path, or a `RunConfig`.
+        trace: A path of a trace or of logs, or a `RunConfig`.
         policies: Names or patterns, or one of them; None: all shipped ones, each at its best
             setting.
         tps, slots: TP degrees and numbers of running steps of an engine to try. None: of named
@@ -64,7 +65,7 @@ def compare(
     names = [policies] if isinstance(policies, str) else policies
     speculation, keys = _speculation(keys)
     given = {key: keys.pop(key) for key in [*keys] if key in _COMPARED}
-    config = _config(trace, settings, keys)
+    config = _config(trace, settings, keys, out)
     raced = names is None or any(map(is_pattern, names))
     if raced and tps is None and not (config.cluster.mix or config.cluster.roles):
         tps = (config.cluster.tp,) if "tp" in keys else "best"
@@ -168,7 +169,10 @@ _COMPARED = ("roles", "jobs", "executor", "workspace", "objective")
 
 
 def _config(
-    trace: Source, settings: Mapping[str, Any] | None, keys: Mapping[str, Any]
+    trace: Source,
+    settings: Mapping[str, Any] | None,
+    keys: Mapping[str, Any],
+    out: str | Path = "runs",
 ) -> RunConfig:
     """The configuration of a call.
 
@@ -179,14 +183,16 @@ def _config(
         for name in [*keys, *(settings or {})]:
             raise ConfigError(f"{name} {BESIDE_CONFIG}")
         return trace
+    logs = [str(trace)] if isinstance(trace, str | Path) and are_logs([str(trace)]) else []
     require(isinstance(trace, str | Path), f"trace must be a path or a RunConfig, not {trace!r}")
     sources: list[ConfigSource] = [option_value("trace", str(trace), "trace")]
+    sources += [option_value(key, value, key) for key, value in USUAL.items() if logs]
     for name, value in keys.items():
         key = f"cluster.{name}" if name in _CLUSTER else name
         sources.append(option_value(key, _plain(value), f"{name}={value!r}"))
     for key, value in (settings or {}).items():
         sources.append(option_value(key, _plain(value), f"settings[{key!r}]"))
-    return resolve(sources)
+    return with_rollout(resolve(sources), logs, Path(out))[0]
 
 
 def _speculation(keys: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -52,7 +52,7 @@ class ReportSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """How logs are read where a trace may stand, and the rollout that is drawn from them."""
+    """How logs are read where a trace may stand, and what of them is replayed."""
 
     format: str = "auto"
     """What the files are; `auto` looks into them. `heddle trace import --help` lists formats."""
@@ -65,9 +65,10 @@ class LogSettings:
     workload: str | None = None
     """Name of the task, in place of the format's own."""
     groups: Annotated[int | None, Bounds(1, 100_000)] = None
-    """Groups of the rollout. None: as many as make 256 trajectories."""
+    """Groups of a rollout that is drawn from the logs. None: all are replayed as they are; with
+    `samples`, as many as make 256 trajectories."""
     samples: Annotated[int | None, Bounds(1, 10_000)] = None
-    """Trajectories of each group. None: those of the median group of the logs, at most 16."""
+    """Trajectories of each of these. None: those of the median group of the logs, at most 16."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "logs.")

@@ -1,4 +1,4 @@
-"""Logs in place of a trace: they are imported, and a rollout is drawn from them."""
+"""Logs in place of a trace: they are imported, and replayed whole, or as a rollout of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from heddle_trace.importers import ImportReport
 
 ROLLOUT: Final = 256
-"""Trajectories of a rollout whose groups are not named."""
+"""Trajectories of a rollout of which only the samples are named."""
 MOST_SAMPLES: Final = 16
 USUAL: Final = {
     "missing.tool_s": "typical",
@@ -40,10 +40,11 @@ def are_logs(sources: Sequence[str]) -> bool:
 def with_rollout(
     config: Config, sources: Sequence[str], out: Path
 ) -> tuple[Config, dict[str, Any] | None]:
-    """Return a configuration that replays a rollout drawn from logs, and what was done as JSON.
+    """Return a configuration that replays logs, and what was done as JSON.
 
-    A configuration of a trace is returned as it is. Files lie in `out`, each under the name of the
-    first log and the hash of its content. Notes go to standard error.
+    All their trajectories are replayed; where [logs] names groups or samples, a rollout of that
+    size is drawn from them. A configuration of a trace is returned as it is. Files lie in `out`,
+    each under the name of the first log and the hash of its content. Notes go to standard error.
 
     Raises:
         TraceError: a log is damaged, or in no known format.
@@ -52,9 +53,7 @@ def with_rollout(
     if not are_logs(sources):
         return config, None
     from heddle.cli.trace_import import import_lines
-    from heddle.cli.trace_make import drawn_lines
-    from heddle_trace import read_trace, write_trace
-    from heddle_trace.resample import resample
+    from heddle_trace import read_trace
 
     with _made(out):
         part = out / f".{_stem(sources)}-trace.jsonl.gz"
@@ -62,17 +61,30 @@ def with_rollout(
         trace = _named(part, report.sha256)
         click.echo("\n".join(import_lines(report, trace)), err=True)
         made = read_trace(trace)
-        groups, samples = _size(made, config.logs)
-        records, drawn = resample(made, groups=groups, samples=samples, seed=config.seed)
-        part = out / f".{_stem(sources)}-rollout.jsonl.gz"
-        sha256 = write_trace(part, records).sha256
-        rollout = _named(part, sha256)
+        done = {"import": {"trace": str(trace), **asdict(report)}}
+        if config.logs.groups or config.logs.samples:
+            trace, done["rollout"] = _drawn(made, config, out / _stem(sources))
+    return replace(config, trace=str(trace), missing=_rules(made, config.missing)), done
+
+
+def _drawn(made: Trace, config: Config, stem: Path) -> tuple[Path, dict[str, Any]]:
+    """Draw the rollout that [logs] names, and say so."""
+    from heddle.cli.trace_make import drawn_lines
+    from heddle_trace import write_trace
+    from heddle_trace.resample import resample
+
+    groups, samples = _size(made, config.logs)
+    records, drawn = resample(made, groups=groups, samples=samples, seed=config.seed)
+    part = stem.with_name(f".{stem.name}-rollout.jsonl.gz")
+    sha256 = write_trace(part, records).sha256
+    rollout = _named(part, sha256)
     click.echo("\n".join(drawn_lines(drawn, rollout, sha256)), err=True)
-    done = {
-        "import": {"trace": str(trace), **asdict(report)},
-        "rollout": {"trace": str(rollout), "seed": config.seed, "sha256": sha256, **asdict(drawn)},
+    return rollout, {
+        "trace": str(rollout),
+        "seed": config.seed,
+        "sha256": sha256,
+        **asdict(drawn),
     }
-    return replace(config, trace=str(rollout), missing=_rules(made, config.missing)), done
 
 
 def imported(files: Sequence[str | Path], settings: LogSettings, out: Path) -> ImportReport:

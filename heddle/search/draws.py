@@ -5,13 +5,18 @@ A rollout of the trace's own number of groups is drawn from the groups of one ha
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from heddle.config import RunConfig
 from heddle.config_error import ConfigError
+from heddle.policy_inputs import NONE, PRIOR
+from heddle.raw_logs import read_replayed
 from heddle.workload import Workload
 from heddle_trace.columns import TraceColumn
+from heddle_trace.schema import Trace, TrajectoryRecord
 from heddle_trace.table import Scripts
 
 Half: TypeAlias = Literal["search", "judge", "whole"]
@@ -19,6 +24,8 @@ Half: TypeAlias = Literal["search", "judge", "whole"]
 
 LEAST_GROUPS: Final = 4
 """Of a trace that is halved."""
+KNOWN: Final = 0.2
+"""Share of the trace's trajectories that a history may have: short ones are alike."""
 _TAG: Final = 0x5EA2C4
 
 
@@ -44,6 +51,30 @@ def check_groups(scripts: Scripts) -> None:
             f"judged on, which takes {LEAST_GROUPS} groups at least. Give more prompts "
             "(heddle trace synth, heddle trace import)"
         )
+
+
+def check_history(config: RunConfig, trace: Trace) -> None:
+    """Refuse a history that has the trajectories that are judged on.
+
+    Raises:
+        ConfigError: it has more than `KNOWN` of the trace's.
+        TraceError: it cannot be read.
+    """
+    name = config.history
+    if name == NONE or name.partition(":")[0] == PRIOR:
+        return
+    known = {_lengths(record) for record in read_replayed(Path(name)).records}
+    same = sum(_lengths(record) in known for record in trace.records)
+    if same > KNOWN * len(trace.records):
+        raise ConfigError(
+            f"history {name} has {same:,} of the trace's {len(trace.records):,} trajectories, and "
+            "a policy that knows them cannot be judged on them: give rollouts of other prompts, or "
+            "--history none"
+        )
+
+
+def _lengths(record: TrajectoryRecord) -> tuple[int | None, ...]:
+    return tuple(step.output_tokens for step in record.steps)
 
 
 def places(groups: int, half: Half, seed: int) -> list[int]:

@@ -12,7 +12,7 @@ from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.plan import arrived
 from heddle.runs.bound import alone_s
-from heddle.search.draws import check_groups, places
+from heddle.search.draws import check_groups, check_history, places
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
@@ -152,6 +152,9 @@ def search(
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
     check_groups(shared.workload(config).scripts)
+    trace = shared.workload(config).trace
+    shared.history(config, trace)
+    check_history(config, trace)
     candidates = settings.variants(config, names, shared)
     race = Race(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     complete = True

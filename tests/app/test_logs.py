@@ -42,6 +42,20 @@ def test_logs_become_a_trace_a_rollout_and_a_comparison(heddle: Heddle, tmp_path
     assert "missing tool_s drawn from typical ones of other" in " ".join(done.stdout.split())
 
 
+def test_all_trajectories_of_logs_are_replayed_where_no_rollout_is_named(
+    heddle: Heddle, tmp_path: Path
+):
+    done = heddle("compare", TASKS, *FEW[4:], "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["logs"].keys() == {"import"}
+    trace = Path(found["logs"]["import"]["trace"])
+    assert found["trace"]["trajectories"] == len(read_trace(trace).records) == 3
+    command = found["recommended"]["command"]
+    again = heddle(*command[1:], "--json")
+    assert again.exit_code == 0, again.output
+
+
 def test_json_has_what_import_and_resample_print(heddle: Heddle, tmp_path: Path):
     done = heddle("compare", TASKS, *FEW, "--json")
     assert done.exit_code == 0, done.output

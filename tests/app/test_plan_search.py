@@ -293,6 +293,20 @@ def test_the_command_does_not_say_what_was_found(heddle: Heddle, coding: Path):
     assert [word for word in command if "=" in word] == ["cluster.report_interval_s=2"]
 
 
+def test_a_history_of_the_same_prompts_is_refused(
+    refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
+):
+    drawn = tmp_path / "drawn.jsonl"
+    assert heddle("trace", "resample", coding, 8, 8, "-o", drawn).exit_code == 0
+    said = refused("plan", coding, *ON[:-1], drawn)
+    assert "of the trace's 64 trajectories" in said
+    assert "--history none" in said
+    other = tmp_path / "other.jsonl"
+    write_trace(other, synth("coding", 64, seed=99, samples_per_group=8))
+    done = heddle("plan", coding, *ON[:-1], other, "--budget-s", 0)
+    assert done.exit_code == 0, done.output
+
+
 def test_a_history_of_the_trace_itself_is_refused(refused: Refused, coding: Path):
     on = (*ON[:-1], coding)
     assert "is the replayed trace itself" in refused("plan", coding, *on)
