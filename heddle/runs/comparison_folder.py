@@ -61,9 +61,11 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 class MeanSeconds(msgspec.Struct, frozen=True):
-    """A mean over seeds."""
+    """A mean over seeds, and its 95 % interval."""
 
     mean: float
+    low: float
+    high: float
 
 
 class IndexRow(msgspec.Struct, frozen=True):
@@ -103,6 +105,8 @@ class ComparisonIndex(msgspec.Struct, frozen=True):
     ranking: tuple[str, ...]
     policies: tuple[IndexRow, ...]
     runs: tuple[IndexRun, ...]
+    verdict: str | None = None
+    """What to run; None where every policy sees the future."""
 
 
 def write_index(folder: Path, result: dict[str, Any]) -> None:
@@ -128,6 +132,37 @@ def read_index(folder: Path) -> ComparisonIndex:
     if index.schema != SCHEMA:
         raise RunError(f"{path}: damaged: its schema is not {SCHEMA}")
     return index
+
+
+def said_of(runs: Sequence[Path]) -> dict[str, Any] | None:
+    """What the comparison of these runs says, over all of its seeds, as JSON for a page.
+
+    None for runs of several folders, or of one without an index or a verdict.
+    """
+    folders = {run.resolve().parent for run in runs}
+    try:
+        (folder,) = folders
+        index = read_index(folder)
+    except (ValueError, RunError):
+        return None
+    if index.verdict is None:
+        return None
+    rows = {row.policy: row for row in index.policies}
+    names = {run.resolve().name for run in runs}
+    return {
+        "verdict": index.verdict,
+        "seeds": len({run.seed for run in index.runs}),
+        "shown": len({run.seed for run in index.runs if Path(run.run).name in names}),
+        "rows": [
+            {
+                "policy": name,
+                "mean": rows[name].makespan_s.mean,
+                "low": rows[name].makespan_s.low,
+                "high": rows[name].makespan_s.high,
+            }
+            for name in index.ranking
+        ],
+    }
 
 
 def shown_runs(folder: Path) -> list[Path]:

@@ -152,8 +152,7 @@ def search(
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=settings.base)
     check_groups(shared.workload(config).scripts)
-    trace = shared.workload(config).trace
-    shared.history(config, trace)
+    shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
     race = Race(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)

@@ -37,6 +37,24 @@ def test_compare_needs_only_a_trace(heddle: Heddle, trace: Path):
     assert "fewer than 8 each" in done.stderr
 
 
+def test_the_page_says_what_the_terminal_says_over_all_seeds(heddle: Heddle, trace: Path):
+    on = ("--gpus", 2, "--policies", "verl*,heddle", "--seeds", 4)
+    done = heddle("compare", trace, *on)
+    (folder,) = Path("runs").iterdir()
+    index = json.loads((folder / "index.json").read_text())
+    head, _ = unpacked((folder / "report.html").read_bytes())
+    found = head["compared"]
+    assert found["verdict"] == index["verdict"] == done.stdout.splitlines()[0]
+    # More runs than a page shows: it has those of the first seed, and says so.
+    assert (found["seeds"], found["shown"]) == (4, 1)
+    assert [row["policy"] for row in found["rows"]] == index["ranking"]
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in found["rows"])
+    (alone,) = [run for run in folder.iterdir() if "heddle" in run.name and "s0" in run.name]
+    shutil.move(alone, "elsewhere")
+    assert heddle("report", "elsewhere", "-o", "alone.html").exit_code == 0
+    assert unpacked(Path("alone.html").read_bytes())[0]["compared"] is None
+
+
 def test_json_brings_an_index_and_a_page_only_on_request(heddle: Heddle, trace: Path):
     options = ("compare", trace, "--policies", "verl", *CLUSTER, "--json")
     done = heddle(*options)

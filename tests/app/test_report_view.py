@@ -22,7 +22,9 @@ def fragment(shown: Page) -> tuple[str, dict[str, list[str]]]:
 
 
 def exported(shown: Page, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(shown.run("return csvOf(page, arguments[0])", name))))
+    return list(
+        csv.DictReader(io.StringIO(shown.run("return csvText(linesOf(page, arguments[0]))", name)))
+    )
 
 
 def test_the_page_opens_on_the_reference_against_the_best(browser: Chrome, small: Made):
@@ -143,7 +145,8 @@ def test_every_figure_and_table_is_exported(browser: Chrome, small: Made):
 def test_a_figure_is_saved_as_a_picture(browser: Chrome, small: Made, name: str):
     shown = Page(browser, small.path)
     url = browser.execute_async_script(
-        "const done = arguments[1]; pngOf(page, arguments[0]).then(done, (e) => done(String(e)))",
+        "const done = arguments[1];"
+        "pictureOf(page, arguments[0], 'png').then(done, (e) => done(String(e)))",
         name,
     )
     head, _, body = url.partition(",")
@@ -153,6 +156,25 @@ def test_a_figure_is_saved_as_a_picture(browser: Chrome, small: Made, name: str)
     assert width >= 1200
     assert height >= 200
     assert shown.errors() == []
+
+
+def test_a_figure_is_saved_as_a_drawing_and_a_table_for_latex(browser: Chrome, small: Made):
+    shown = Page(browser, small.path)
+    url = browser.execute_async_script(
+        "const done = arguments[0]; pictureOf(page, 'waterfall', 'svg').then(done, String)"
+    )
+    assert url.startswith("data:image/svg+xml")
+    latex = str(shown.run("return latexOf(page, 'last')")).splitlines()
+    assert latex[0].startswith("\\begin{tabular}{l")
+    assert latex[1:4:2] == ["\\toprule", "\\midrule"]
+    assert all(line.endswith(" \\\\") for line in (latex[2], *latex[4:-2]))
+    assert len({line.count(" & ") for line in (latex[2], *latex[4:-2])}) == 1
+    assert latexed(shown, "50 % of $a_b$") == "50 \\% of \\$a\\_b\\$"
+    assert shown.errors() == []
+
+
+def latexed(shown: Page, text: str) -> str:
+    return str(shown.run("return latexCell(arguments[0])", text))
 
 
 def test_a_click_saves_a_file(browser: Chrome, small: Made, tmp_path: Path):

@@ -15,6 +15,7 @@ from heddle.reports.page.why import Course, course, why
 from heddle.reports.plotly_script import plotly_script
 from heddle.reports.sample import MAX_DISPATCHES, choose, sample
 from heddle.runs import Run
+from heddle.runs.comparison_folder import said_of
 from heddle.runs.record import record
 
 SCHEMA = "heddle.reports.page/1"
@@ -70,6 +71,7 @@ def page(
         "opens": opening(parts) if best is None else reasons["rows"][best]["runs"][0],
         "why": reasons,
         "meanings": MEANINGS,
+        "compared": said_of([run.path for run in runs]),
         "runs": [
             {**fact, "summary": figures, **part.facts}
             for fact, figures, part in zip(run_facts, summaries, parts, strict=True)

@@ -1,4 +1,4 @@
-// Every table and figure as CSV, every figure as PNG.
+// Every table and figure as CSV, every figure as PNG and SVG, every table as LaTeX.
 
 const csvCell = (value) => {
   const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
@@ -13,18 +13,29 @@ function save(name, url) {
   link.remove();
 }
 
-function saveCsv(page, id) {
-  const url = URL.createObjectURL(new Blob([csvOf(page, id)], { type: "text/csv;charset=utf-8" }));
-  save(`${page.trace}-${id}.csv`, url);
+function saveText(page, id, ending, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/plain;charset=utf-8" }));
+  save(`${page.trace}-${id}.${ending}`, url);
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-async function savePng(page, id) {
-  save(`${page.trace}-${id}.png`, await pngOf(page, id));
+async function savePicture(page, id, format) {
+  save(`${page.trace}-${id}.${format}`, await pictureOf(page, id, format));
+}
+
+const LATEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
+const latexCell = (value) => String(value ?? "").replace(/[\\~^]/g, (c) => LATEX[c]).replace(/[&%$#_]/g, "\\$&");
+
+// A table of the package booktabs: text to the left, numbers to the right.
+function latexOf(page, id) {
+  const [heads, ...rows] = linesOf(page, id);
+  const kinds = heads.map((_, i) => (rows.some((row) => row[i] !== "" && row[i] !== null && Number.isNaN(Number(row[i]))) ? "l" : "r")).join("");
+  const line = (cells) => `${cells.map(latexCell).join(" & ")} \\\\`;
+  return ["\\begin{tabular}{" + kinds + "}", "\\toprule", line(heads), "\\midrule", ...rows.map(line), "\\bottomrule", "\\end{tabular}", ""].join("\n");
 }
 
 // A picture as on the page, with a title, and the legend that the page draws beside it.
-function pngOf(page, id) {
+function pictureOf(page, id, format) {
   const box = byId(id);
   const heading = [...box.closest("figure").querySelector("figcaption").childNodes].filter((node) => node.nodeType === Node.TEXT_NODE).map((node) => node.textContent.trim()).join(" ").trim();
   const of = box.closest("section").querySelector("h2 .of")?.textContent ?? "";
@@ -37,13 +48,13 @@ function pngOf(page, id) {
       title: { text: plain(`${heading} ${of}`.trim()), x: 0.01, xanchor: "left", y: 1, yref: "container", yanchor: "top", pad: { t: 8 }, font: { size: 14 } },
       margin: { ...margin, t: margin.t + (legended ? 64 : 34) },
     },
-  }, { format: "png", width: Math.max(box.clientWidth, 640), height: height + (legended ? 64 : 34), scale: 2 });
+  }, { format, width: Math.max(box.clientWidth, 640), height: height + (legended ? 64 : 34), scale: 2 });
 }
 
-function csvOf(page, id) {
-  if (OWN_CSV[id]) return csvText(OWN_CSV[id](page));
+function linesOf(page, id) {
+  if (OWN_CSV[id]) return OWN_CSV[id](page);
   const box = byId(id);
-  return csvText(box.tagName === "TABLE" || box.querySelector(":scope > table") ? tableLines(box) : figureLines(box));
+  return box.tagName === "TABLE" || box.querySelector(":scope > table") ? tableLines(box) : figureLines(box);
 }
 
 const tableLines = (box) => [...box.querySelectorAll("tr:not(.gap)")].map((tr) => [...tr.cells].filter((cell) => !cell.classList.contains("wide")).map((cell) => cell.dataset.value ?? cell.textContent.trim().replace(/\u00a0/g, " ")));
@@ -115,9 +126,11 @@ const OWN_CSV = {
   },
 };
 
-function exportButtons(page, id, png) {
+function exportButtons(page, id, pictured) {
   const button = (text, act) => el("button", { type: "button", "data-export": `${id}.${text.toLowerCase()}`, title: `Save as ${text}`, onclick: act }, text);
-  return el("span", { class: "exports" }, ...(png ? [button("PNG", () => savePng(page, id))] : []), button("CSV", () => saveCsv(page, id)));
+  const pictures = pictured ? ["PNG", "SVG"].map((format) => button(format, () => savePicture(page, id, format.toLowerCase()))) : [];
+  const table = pictured ? [] : [button("LaTeX", () => saveText(page, id, "tex", latexOf(page, id)))];
+  return el("span", { class: "exports" }, ...pictures, button("CSV", () => saveText(page, id, "csv", csvText(linesOf(page, id)))), ...table);
 }
 
 function addExports(page) {

@@ -16,7 +16,9 @@ const partsOf = (page) => Object.keys(PART_NAMES).filter((part) => ["waiting", "
   || rowsWithLast(page).some((row) => Math.abs(row.last.seconds[part]) >= 0.05));
 
 function drawWhy(page) {
-  byId("answer").textContent = page.why.verdict;
+  drawCompared(page);
+  byId("answer").textContent = page.compared && page.compared.seeds > 1 && page.compared.shown === 1
+    ? `Of the first seed alone: ${page.why.verdict}` : page.why.verdict;
   const some = rowsWithLast(page).length > 0;
   for (const id of ["last", "parts"]) byId(id).closest("figure").hidden = !some;
   byId("waterfall").closest("figure").hidden = !page.why.waterfall;
@@ -26,6 +28,23 @@ function drawWhy(page) {
   }
   if (page.why.waterfall) drawWaterfall(page);
   drawUse(page);
+}
+
+// What the comparison of these runs says, over all of its seeds.
+function drawCompared(page) {
+  const found = page.compared;
+  if (!found) {
+    byId("compared").remove();
+    return;
+  }
+  byId("said").hidden = byId("compared").hidden = false;
+  byId("said").textContent = found.verdict;
+  const least = Math.min(...found.rows.map((row) => row.mean));
+  byId("policies").replaceChildren(
+    el("thead", {}, el("tr", {}, head("policy", "row"), head("makespan s", "makespan_s"), head("from", "interval_ends"), head("to", "interval_ends"),
+      head("over the least", "over_least"))),
+    el("tbody", {}, ...found.rows.map((row) => el("tr", {}, el("td", { class: "name" }, row.policy), valued(row.mean, tenths), valued(row.low, tenths),
+      valued(row.high, tenths), valued(row.mean / least, (ratio) => ratio.toFixed(2))))));
 }
 
 // A row for each run, and one of means where a policy ran under several seeds.
