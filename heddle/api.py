@@ -94,6 +94,7 @@ def plan(
     dollars: float | None = None,
     budget_s: float | None = None,
     jobs: int | None = None,
+    out: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> SearchedClusters:
@@ -105,6 +106,7 @@ def plan(
         deadline_s, dollars: What a rollout may take.
         budget_s: Seconds of the search.
         jobs: Processes; None: as many as pay.
+        out: Folder of the trace that is made of logs.
         settings, keys: As of `compare`; `speculation` may be ``best``.
 
     Raises:
@@ -117,7 +119,7 @@ def plan(
     if not isinstance(trace, RunConfig):
         keys |= {"gpus": counts[0]} if counts else {}
         keys |= {"gpu": types[0]} if types else {}
-    config = _config(trace, settings, keys)
+    config = _config(trace, settings, keys, out)
     cluster = config.cluster
     return search_clusters(
         config,
@@ -139,6 +141,7 @@ def loop(
     train_gpus: int,
     seeds: int = 1,
     jobs: int | None = 1,
+    out: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> "LoopComparison":
@@ -149,6 +152,7 @@ def loop(
         regimes: Names with parameters, such as ``areal:max_head_offpolicyness=1``, or one.
         train_gpus: GPUs of the trainer, beside the `gpus` of rollout.
         seeds, jobs: Runs of each regime, and processes.
+        out: Folder of the trace that is made of logs.
         settings, keys: As of `compare`; `[loop]` is in `settings`, as ``{"loop.batches": 8}``.
 
     Raises:
@@ -158,7 +162,7 @@ def loop(
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
 
-    config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys)
+    config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
     names = [regimes] if isinstance(regimes, str) else list(regimes)
     return compare_regimes([loop_of(config, names, seeds=seeds)], jobs=jobs)

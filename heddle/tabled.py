@@ -28,6 +28,10 @@ class Tabled(ABC):
 
         return pd.json_normalize(self.rows())
 
+    def __repr__(self) -> str:
+        """The verdict."""
+        return self.verdict
+
     def _repr_html_(self) -> str:
         """The verdict and the table, for notebooks."""
         table: str = self.to_pandas().to_html(index=False, float_format="{:,.4g}".format)

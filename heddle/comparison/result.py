@@ -83,7 +83,7 @@ class PolicyResult:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Answered):
     """What `heddle compare` reports."""
 

@@ -174,7 +174,7 @@ class RegimeResult:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoopComparison(Tabled):
     """What `heddle loop` reports."""
 

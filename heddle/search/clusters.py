@@ -55,7 +55,7 @@ class SearchedCluster:
         return self.found.cost(self.found.best)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchedClusters(Answered):
     """All clusters that were searched."""
 
