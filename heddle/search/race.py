@@ -35,8 +35,10 @@ JUDGED: Final = 4
 """Policies that are judged, beside those that are always."""
 TRAJECTORIES: Final = 4_000
 """Trajectories of all draws together that a finalist runs."""
-TIE: Final = 0.01
-"""A candidate that is this near to the best ties with it, where draws do not tell them apart."""
+SAME: Final = 0.01
+"""A candidate that is this near to the best ties with it: other prompts differ by more."""
+TIE: Final = 0.03
+"""The same where draws do not tell them apart."""
 NEVER: Final = float("inf")
 
 OnRound: TypeAlias = Callable[[str, int, int], None]
@@ -170,8 +172,8 @@ class Race:
         return [*kept.values()][:most]
 
     def ties(self, best: Variant) -> list[Variant]:
-        """Candidates that the draws do not tell from the best: at most `TIE` slower in the mean,
-        and by a difference that is not significant."""
+        """Candidates that are no worse than the best: at most `SAME` slower in the mean, or at most
+        `TIE`, by a difference that is not significant."""
         made = self.made["search"]
         mine = made[best]
         found = []
@@ -179,7 +181,8 @@ class Race:
             if each is best or set(times) != set(mine) or NEVER in times.values():
                 continue
             more = estimate([times[number] / mine[number] - 1.0 for number in mine])
-            if more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
+            doubtful = more.ci95 is None or more.mean <= more.ci95
+            if more.mean <= SAME or (more.mean <= TIE and doubtful):
                 found.append(each)
         return found
 
