@@ -21,7 +21,7 @@ from heddle.config_error import ConfigError, require
 from heddle.config_files import ConfigSource, option_value, resolve
 from heddle.planning.limits import RolloutLimits
 from heddle.search.clusters import SearchedClusters, search_clusters
-from heddle.search.policies import is_pattern
+from heddle.search.policies import is_pattern, matching
 
 if TYPE_CHECKING:
     from heddle.loops.result import LoopComparison
@@ -87,6 +87,7 @@ def compare(
 
 def plan(
     trace: Source,
+    policies: str | Sequence[str] | None = None,
     *,
     gpus: int | Sequence[int] | None = None,
     gpu: str | Sequence[str] | None = None,
@@ -102,6 +103,7 @@ def plan(
 
     Args:
         trace: A path, or a `RunConfig`.
+        policies: Names or patterns to search among; None: all shipped ones.
         gpus, gpu: Numbers and types of GPUs; of several, each is searched.
         deadline_s, dollars: What a rollout may take.
         budget_s: Seconds of the search.
@@ -121,8 +123,10 @@ def plan(
         keys |= {"gpu": types[0]} if types else {}
     config = _config(trace, settings, keys, out)
     cluster = config.cluster
+    names = [policies] if isinstance(policies, str) else policies
     return search_clusters(
         config,
+        policies=None if names is None else matching(names, config),
         gpus=counts or (cluster.gpus,),
         classes=types or (cluster.gpu,),
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),

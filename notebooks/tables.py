@@ -21,14 +21,14 @@ from heddle.comparison.result import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
 from heddle.loops.result import LoopComparison
-from heddle.planning.cluster_sizes import Sizes
 from heddle.planning.plan import Planned
 from heddle.reports.figures import draw
 from heddle.reports.labels import labels
-from heddle.reports.result_figures import draw_regimes, draw_sizes
+from heddle.reports.result_figures import draw_clusters, draw_regimes
 from heddle.reports.trace_figures import draw_trace
 from heddle.running import run as run_here
 from heddle.runs import Run
+from heddle.search.clusters import SearchedClusters
 from heddle.simulation import RUN_KEYS, RunResult
 from heddle_calibrate.check import FIGURES, Checked
 from heddle_calibrate.fit.from_sweep import fit_sweep
@@ -113,28 +113,28 @@ def policies_table(comparison: Comparison) -> pd.DataFrame:
     return _table(rows, "policy")
 
 
-def sizes_table(sizes: Sizes) -> pd.DataFrame:
+def clusters_table(found: SearchedClusters) -> pd.DataFrame:
     """One row for each cluster, the recommended first; docs/plan.md says what."""
     rows = [
         {
             "cluster": row.name,
-            "mix": ", ".join(f"{count} x TP {shape.tp}" for shape, count in row.mix.items()),
-            "estimated_s": row.estimated_s,
-            "simulated_s": row.simulated_s,
-            "bound_s": row.bound_s,
-            "limit": row.limit,
+            "policy": row.found.best.candidate.policy,
+            "setting": row.found.best.setting,
+            "makespan_s": row.makespan_s,
+            "low": row.found.best.makespan_s.low,
+            "high": row.found.best.makespan_s.high,
             "gpu_hours": row.cost.gpu_hours,
             "dollars": row.cost.dollars,
-            "in_time": not sizes.limits.late(row),
+            "in_time": not found.limits.late(row),
         }
-        for row in sizes.rows
+        for row in found.clusters
     ]
     return _table(rows, "cluster")
 
 
-def sizes_figure(sizes: Sizes) -> Picture:
+def clusters_figure(found: SearchedClusters) -> Picture:
     """Makespan against dollars of each cluster."""
-    return _drawn(partial(draw_sizes, sizes))
+    return _drawn(partial(draw_clusters, found))
 
 
 def regimes_table(comparison: LoopComparison) -> pd.DataFrame:

@@ -12,8 +12,9 @@ from click.core import ParameterSource
 from heddle.cli.given_options import given_options, kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
+from heddle.cli.outputs import checked_figure
 from heddle.cli.plan_export import check_exports, write_exports
-from heddle.cli.plan_sizes import Dollars, Duration, show_clusters
+from heddle.cli.plan_limits import Dollars, Duration
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError, require
 
@@ -34,9 +35,8 @@ LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
 ONE_CLUSTER: Final = (
     "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor cluster.gpu"
 )
-BEST_OF_ONE: Final = (
-    "--speculation best is of one cluster: give METHOD:DRAFTS, or leave out --deadline, --budget "
-    "and sweeps of cluster.gpus and cluster.gpu"
+SEVERAL_ARE_SEARCHED: Final = (
+    "plan.search = false is of one cluster: leave it out, or the limits and sweeps"
 )
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
@@ -138,20 +138,18 @@ def plan(
     if several:
         _refuse(context, (), swept, SEVERAL_SWEPT, "it is of one cluster")
     if _searches(config):
+        figure = checked_figure(config.report.figure)
         slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
         found = _searched(config, swept, limits, speculation, jobs, slots)
         words = kept_words(context, settings)
         how = config.plan.framework
         _show_searched(found, words, how, several=several, wide=wide, as_json=as_json)
         write_exports(deployment_of_search(found.taken.found), export)
+        if figure is not None:
+            _draw(found, figure)
         return
-    _refuse(context, ("budget_s", "wide"), {}, (), "it is of a search")
-    if several:
-        _refuse(context, ("export",), {}, (), "it is of one cluster, or of a search")
-        require(speculation is None, BEST_OF_ONE)
-        show_clusters(config, swept, limits, jobs, as_json=as_json)
-        return
-    _refuse(context, ("jobs",), {}, (), "it is of a search")
+    _refuse(context, ("budget_s", "wide", "jobs"), {}, (), "it is of a search")
+    require(not several, SEVERAL_ARE_SEARCHED)
     _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
 
 
@@ -250,7 +248,6 @@ def _searched(
     from heddle.cli.progress import progress
     from heddle.search.clusters import search_clusters
 
-    require(config.report.figure == "", FIGURE_OF_ESTIMATES)
     for gpu in swept.get("cluster.gpu", ()):
         check_file_is_of(config.cluster.model, gpu)
     with progress("searching", "simulations") as bar:
@@ -274,6 +271,12 @@ def _searched(
         )
 
 
+def _draw(found: "SearchedClusters", figure: Path) -> None:
+    from heddle.reports.result_figures import draw_clusters
+
+    draw_clusters(found, figure)
+
+
 def _show_searched(
     found: "SearchedClusters",
     words: list[str],
@@ -295,9 +298,6 @@ def _show_searched(
         show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
         show_search(found.taken.found, words, wide=wide, framework=framework)
-
-
-FIGURE_OF_ESTIMATES = "report.figure is of plan.search = false: leave it out, or set both"
 
 
 def _show_loop(

@@ -1,14 +1,12 @@
-"""Plans of a rollout as text: of one cluster, and clusters side by side."""
+"""A closed-form plan of a rollout as text."""
 
 from collections.abc import Collection, Mapping
-from statistics import fmean
 from typing import Final
 
 import rich_click as click
 
-from heddle.cli.tables import cost_cells, costs, number_cell, percent, show_rows
+from heddle.cli.tables import cost_cells, number_cell, percent, show_rows
 from heddle.comparison.tuning import without_acceptance
-from heddle.planning.cluster_sizes import ClusterSize, Sizes
 from heddle.planning.plan import Planned
 from heddle.policy_inputs import needs_oracle
 from heddle_core.ids import EngineShape
@@ -132,89 +130,3 @@ def _knowledge(plan: Planned) -> str:
     if len(dict.fromkeys(plan.problem.output_tokens)) == 1:
         return f"{text}: alike for all, so that groups differ in number only"
     return text
-
-
-def show_sizes(sizes: Sizes) -> None:
-    """Trace, prices, the recommendation, one row for each cluster, and what limits them."""
-    click.echo(f"trace    {sizes.trace}: {sizes.trajectories:,} trajectories")
-    click.echo(
-        f"clusters {len(sizes.rows)} of {sizes.model}, {sizes.max_running} running per engine"
-    )
-    click.echo(f"history  {sizes.history}")
-    click.echo(f"prices   {sizes.prices.text(dict.fromkeys(row.gpu for row in sizes.rows))}")
-    for name, why in sizes.left_out.items():
-        click.echo(f"left out {name}: {why}")
-    if sizes.recommended is not None:
-        click.echo(f"take     {_recommendation(sizes, sizes.recommended)}")
-    click.echo()
-    _table(sizes)
-    click.echo("* no other row is both faster and cheaper")
-    click.echo(f"limit    {_limit(sizes)}")
-    if sizes.simulated:
-        click.echo(f"estimate {_errors(sizes)}")
-
-
-def _recommendation(sizes: Sizes, row: ClusterSize) -> str:
-    limits = sizes.limits
-    kept = [] if limits.deadline_s is None else [f"{limits.deadline_s:,.0f} s"]
-    kept += [] if limits.dollars is None else [f"${limits.dollars:,.2f}"]
-    least = "the least time" if sizes.objective == "makespan" else "the lowest cost"
-    within = f" within {' and '.join(kept)}" if kept else ""
-    return f"{row.name}, {_mix(row.mix)}: {least}{within}"
-
-
-def _table(sizes: Sizes) -> None:
-    limits = sizes.limits
-    limited = limits.deadline_s is not None or limits.dollars is not None
-    rows = []
-    for row in sizes.rows:
-        cells = {
-            "GPUs": f"{row.name}{' *' if sizes.on_front(row) else ''}",
-            "mix": _mix(row.mix),
-            "estimated_s": f"{row.estimated_s:,.1f}",
-        }
-        if row.simulated_s is not None and row.error is not None:
-            cells["simulated_s"] = f"{row.simulated_s:,.1f}"
-            cells["error"] = percent(row.error, "+.1%")
-        cells |= {
-            "bound_s": f"{row.bound_s:,.1f}",
-            "limit": row.limit,
-            "best uniform TP": f"TP {row.uniform.tp}: {row.uniform.makespan_s:,.1f}",
-            **costs(row.cost),
-        }
-        if limited:
-            broken = ["late"] if limits.late(row) else []
-            broken += ["over budget"] if limits.over_budget(row) else []
-            cells["within limits"] = ", ".join(broken) or "yes"
-        rows.append(cells)
-    show_rows(rows)
-
-
-def _mix(mix: Mapping[EngineShape, int]) -> str:
-    return ", ".join(f"{count} x TP {shape.tp}" for shape, count in mix.items())
-
-
-def _limit(sizes: Sizes) -> str:
-    """Where more GPUs can bring nothing."""
-    alone: dict[str, ClusterSize] = {}
-    for row in sizes.rows:
-        known = alone.get(row.gpu)
-        if row.limit == "longest trajectory" and (known is None or row.gpus < known.gpus):
-            alone[row.gpu] = row
-    if not alone:
-        return "capacity sets the bound of every row: more GPUs shorten the rollout"
-    said = [f"{row.name} ({row.solo_s:,.1f} s alone)" for row in alone.values()]
-    return (
-        f"from {' and '.join(said)} on, the longest trajectory sets the bound: more GPUs of the "
-        "class do not lower it"
-    )
-
-
-def _errors(sizes: Sizes) -> str:
-    errors = [row.error for row in sizes.rows if row.error is not None]
-    mean = fmean(map(abs, errors))
-    return (
-        f"against simulation {percent(mean)} off in the mean, from {percent(min(errors), '+.1%')} "
-        f"to {percent(max(errors), '+.1%')}; best uniform TP is verl's best, simulated at every "
-        "degree"
-    )

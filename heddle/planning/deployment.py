@@ -110,7 +110,7 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
         for each in judged:
             if len(each.engines) == 1:
                 return each.engines[0][0], each.makespan_s.mean
-        raise ConfigError("--export: no engines of one shape were judged: name --policies verl")
+        raise ConfigError("--export: no engines of one shape were judged")
 
     return Deployment(
         cluster=best.candidate.cluster,

@@ -7,10 +7,11 @@ from matplotlib.axes import Axes
 
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.loops.result import LoopComparison, RegimeResult
-from heddle.planning.cluster_sizes import Sizes
+from heddle.planning.limits import priced
 from heddle.reports.colours import policy_colour
 from heddle.reports.figures import COLOURS
 from heddle.reports.trace_figures import drawn
+from heddle.search.clusters import SearchedClusters
 
 MARKS = "os^Dv<>PhX*"
 SAVED, LOST = COLOURS[2], COLOURS[1]
@@ -48,49 +49,47 @@ def _point(axes: Axes, row: RegimeResult, x: float, colour: str, mark: str) -> N
     axes.plot([x], [row.samples_per_s], mark, color=colour, markersize=9.0, label=row.setup.name)
 
 
-def draw_sizes(sizes: Sizes, path: Path) -> None:
-    """Draw seconds over dollars of each cluster, GPU-hours where a class has no price.
+def draw_clusters(found: SearchedClusters, path: Path) -> None:
+    """Draw seconds over dollars of each cluster, GPU-hours where a type has no price.
 
     Raises:
         TraceError, OSError: as `heddle.reports.trace_figures.drawn`.
     """
     with drawn(path, 7.5, 4.2) as figure:
         axes = figure.add_subplot()
-        front = sorted((row for row in sizes.rows if sizes.on_front(row)), key=sizes.spent)
         axes.step(
-            [sizes.spent(row) for row in front],
-            [row.makespan_s for row in front],
+            [found.spent(row) for row in found.front],
+            [row.makespan_s for row in found.front],
             where="post",
             color="black",
             linewidth=1.0,
             alpha=0.5,
             label="no other is faster and cheaper",
         )
-        classes = list(dict.fromkeys(row.gpu for row in sizes.rows))
-        for place, gpu in enumerate(sorted(classes)):
-            mine = [row for row in sizes.rows if row.gpu == gpu]
+        types = list(dict.fromkeys("+".join(row.gpus) for row in found.clusters))
+        for place, gpu in enumerate(sorted(types)):
+            mine = [row for row in found.clusters if "+".join(row.gpus) == gpu]
             axes.plot(
-                [sizes.spent(row) for row in mine],
+                [found.spent(row) for row in mine],
                 [row.makespan_s for row in mine],
                 MARKS[place % len(MARKS)],
                 color=COLOURS[place % len(COLOURS)],
                 label=gpu,
             )
             for row in mine:
-                at = (sizes.spent(row), row.makespan_s)
-                axes.annotate(
-                    f"{row.gpus}", at, xytext=(5, 4), textcoords="offset points", fontsize=8.5
-                )
-        limits = sizes.limits
+                at = (found.spent(row), row.makespan_s)
+                text = f"{sum(row.gpus.values())}"
+                axes.annotate(text, at, xytext=(5, 4), textcoords="offset points", fontsize=8.5)
+        limits, setup = found.limits, found.taken.found.setup
         if limits.deadline_s is not None:
             axes.axhline(limits.deadline_s, color="black", linestyle=":", linewidth=1.0)
         if limits.dollars is not None:
             axes.axvline(limits.dollars, color="black", linestyle=":", linewidth=1.0)
-        kind = "simulated" if sizes.simulated else "estimated"
+        dollars = priced(found.clusters)
         axes.set(
-            title=f"{sizes.trace}, {sizes.model}; numbers are GPUs",
-            xlabel="dollars of a rollout" if sizes.priced else "GPU-hours of a rollout",
-            ylabel=f"makespan (s), {kind}",
+            title=f"{setup.workload.trace.name}, {setup.profiles.model}; numbers are GPUs",
+            xlabel="dollars of a rollout" if dollars else "GPU-hours of a rollout",
+            ylabel="makespan (s)",
             xlim=(0.0, None),
             ylim=(0.0, None),
         )

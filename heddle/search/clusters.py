@@ -11,7 +11,7 @@ from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.planning.deployment import Deployment, deployment_of_search
-from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
+from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
 from heddle.search.answered import Answered
 from heddle.search.result import SearchResult, search
 from heddle.search.verdict import (
@@ -41,8 +41,12 @@ class SearchedCluster:
     @property
     def name(self) -> str:
         """For people: ``16 x h100``."""
-        pools = self.found.setup.profiles.pools
-        return " + ".join(f"{count} x {gpu.lower()}" for gpu, count in pools.items())
+        return " + ".join(f"{count} x {gpu.lower()}" for gpu, count in self.gpus.items())
+
+    @property
+    def gpus(self) -> Mapping[str, int]:
+        """GPUs by type."""
+        return self.found.setup.profiles.pools
 
     @property
     def makespan_s(self) -> float:
@@ -70,6 +74,24 @@ class SearchedClusters(Answered):
     def taken(self) -> SearchedCluster:
         """The recommended one."""
         return self.clusters[0]
+
+    def spent(self, row: SearchedCluster) -> float:
+        """Dollars of a cluster; GPU-hours where a type has no price."""
+        return spent_of(self.clusters)(row)
+
+    @property
+    def front(self) -> tuple[SearchedCluster, ...]:
+        """Clusters than which no other is both faster and cheaper (Pareto), the cheapest first."""
+        at = {id(row): (row.makespan_s, self.spent(row)) for row in self.clusters}
+        found = [
+            row
+            for row in self.clusters
+            if not any(
+                s <= at[id(row)][0] and d <= at[id(row)][1] and (s, d) != at[id(row)]
+                for s, d in at.values()
+            )
+        ]
+        return tuple(sorted(found, key=self.spent))
 
     @property
     def answer(self) -> Recommendation:

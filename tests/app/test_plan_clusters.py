@@ -2,12 +2,18 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import heddle as heddle_api
 from heddle.cli import main
+from heddle.config_error import ConfigError
+from heddle.cost.prices import RunCost
+from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
 from heddle_trace import synth, write_trace
 from tests.app.journals import Heddle
 
@@ -123,7 +129,8 @@ def test_roles_are_searched(heddle: Heddle, coding: Path):
     ("given", "said"),
     [
         (("--set", "cluster.roles=prefill=1,decode=1", "--sweep", "cluster.gpus=2,4"), "one GPU"),
-        (("--sweep", "cluster.gpus=1,2", "--set", "report.figure=a.svg"), "report.figure is of"),
+        (("--sweep", "cluster.gpus=1,2", "--set", "report.figure=a.bmp"), "a.bmp"),
+        (("--set", "plan.search=false", "--sweep", "cluster.gpus=1,2"), "is of one cluster"),
         (("--set", "plan.search=false", "--budget-s", "5"), "--budget-s has no effect here"),
         (("--budget-s", "-1"), "--budget-s -1.0: plan.budget_s must be from 0"),
         (("--sweep", "cluster.gpu=nvidia"), "nvidia"),
@@ -133,3 +140,98 @@ def test_what_does_not_fit_is_refused(
     refused: Callable[..., str], coding: Path, given: tuple[object, ...], said: str
 ):
     assert said in refused("plan", coding, *ON, *given)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cluster of which only time and cost matter."""
+
+    gpus: int
+    makespan_s: float
+    dollars: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.gpus} x h100"
+
+    @property
+    def cost(self) -> RunCost:
+        return RunCost(gpu_hours=self.gpus * self.makespan_s / 3600.0, dollars=self.dollars)
+
+
+ROWS = (Row(8, 400.0, 2.0), Row(16, 300.0, 3.0), Row(32, 298.0, 6.0), Row(64, 450.0, 20.0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "objective", "gpus"),
+    [
+        (RolloutLimits(), "makespan", 16),  # 32 GPUs are within 2 % and cost twice as much
+        (RolloutLimits(), "cost", 8),
+        (RolloutLimits(deadline_s=299.0), "cost", 32),
+        (RolloutLimits(deadline_s=410.0), "cost", 8),
+        (RolloutLimits(dollars=2.5), "makespan", 8),
+        (RolloutLimits(deadline_s=350.0, dollars=3.0), "cost", 16),
+    ],
+)
+def test_the_recommended_row_keeps_the_limits_and_is_best_of_those(
+    limits: RolloutLimits, objective: Any, gpus: int
+):
+    found = recommended_of(ROWS, limits, objective)
+    assert found is not None
+    assert found.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (
+            RolloutLimits(deadline_s=350.0, dollars=2.5),
+            "keeps both limits. --deadline 350 s is reachable: the cheapest is 16 x h100 (300 s, "
+            "$3.00); --budget $2.50 is reachable: the fastest is 8 x h100 (400 s, $2.00)",
+        ),
+        (
+            RolloutLimits(deadline_s=100.0, dollars=2.5),
+            "--deadline 100 s is not reachable: the fastest is 32 x h100 (298 s, $6.00); --budget "
+            "$2.50 is reachable",
+        ),
+        (
+            RolloutLimits(dollars=1.0),
+            "the limit. --budget $1.00 is not reachable: the cheapest is 8 x h100 (400 s, $2.00)",
+        ),
+    ],
+)
+def test_limits_that_no_row_keeps_are_named_with_what_is_reachable(
+    limits: RolloutLimits, said: str
+):
+    assert recommended_of(ROWS, limits, "makespan") is None
+    assert said in unreachable(ROWS, limits)
+
+
+def test_without_prices_gpu_hours_decide():
+    rows = (Row(8, 400.0), Row(64, 300.0))
+    assert recommended_of(rows, RolloutLimits(deadline_s=500.0), "cost") is rows[0]
+
+
+def test_a_class_without_a_price_is_refused_where_dollars_decide(coding: Path):
+    on = {"model": "qwen3-8b", "gpus": 8}
+    with pytest.raises(ConfigError, match=r"gb200 has no price, and dollars decide"):
+        heddle_api.plan(coding, gpu="gb200", dollars=5.0, **on)
+    with pytest.raises(ConfigError, match=r"give --set prices\.gb200"):
+        heddle_api.plan(coding, gpu=["gb200", "h100"], deadline_s=5.0, **on)
+
+
+def test_clusters_are_drawn_and_the_front_has_what_no_other_beats(
+    heddle: Heddle, coding: Path, tmp_path: Path
+):
+    figure = tmp_path / "front.svg"
+    on = ("--sweep", "cluster.gpus=1,2", "--set", f"report.figure={figure}")
+    assert heddle("plan", coding, *ON, *on).exit_code == 0
+    assert "numbers are GPUs" in figure.read_text()
+    found = heddle_api.plan(
+        coding, "verl", gpus=[1, 2, 4], model="qwen3-8b", max_running=8, history="none"
+    )
+    spent = [found.spent(row) for row in found.front]
+    times = [row.makespan_s for row in found.front]
+    assert spent == sorted(spent)
+    assert times == sorted(times, reverse=True)
+    assert len(found.front) >= 1
