@@ -109,7 +109,7 @@ class Processes(Generic[S]):
         others = set(multiprocessing.active_children())
         polling = _polling(counts, on_progress)
         try:
-            with terminal_signals_blocked(), _main_not_imported():
+            with terminal_signals_blocked(), _started_for(function):
                 index_of = {
                     pool.submit(_in_worker, function, index, job): index
                     for index, job in enumerate(jobs)
@@ -148,7 +148,7 @@ class Worker:
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
         """Call a function there."""
-        with terminal_signals_blocked(), _main_not_imported():
+        with terminal_signals_blocked(), _started_for(function):
             return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
 
     def close(self, *, wait: bool = False) -> None:
@@ -230,12 +230,15 @@ def _context() -> Any:
 
 
 @contextmanager
-def _main_not_imported() -> Iterator[None]:
-    """Start processes that do not import the program again, as they would one that is a script.
+def _started_for(function: Callable[..., object]) -> Iterator[None]:
+    """Start processes that import the program again only if the function is of it.
 
-    So no script needs ``if __name__ == "__main__":``. Jobs are of modules, never of the program.
+    So a script that calls functions of ours needs no ``if __name__ == "__main__":``.
     """
     main = sys.modules["__main__"]
+    if getattr(getattr(function, "func", function), "__module__", None) == "__main__":
+        yield
+        return
     kept: dict[str, Any] = {
         name: vars(main)[name] for name in ("__file__", "__spec__") if name in vars(main)
     }

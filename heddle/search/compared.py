@@ -72,7 +72,8 @@ def _untried(comparison: "Comparison") -> str:
     if not fixed or comparison.config.cluster.mix or comparison.config.cluster.roles:
         return ""
     named = ", ".join(fixed[:3]) + (" and others" if len(fixed) > 3 else "")
-    return f"Other TP degrees and slots of {named} were not tried: --policies all tries them."
+    remedy = "--tp best --sweep cluster.max_running=best"
+    return f"Other TP degrees and slots of {named} were not tried: {remedy} tries them."
 
 
 def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:

@@ -534,7 +534,8 @@ def test_help_on_a_full_disk_is_one_message():
 def test_no_value_is_cut_on_a_narrow_terminal(trace: Path, tmp_path: Path, width: int):
     policies = "verl,slime,verl+lpt+progressive"
     shown = _on_terminal(
-        width, tmp_path, "compare", trace, "--policies", policies, "--seeds", "2", *CLUSTER
+        *(width, tmp_path, "compare", trace, "--policies", policies, "--seeds", "2"),
+        *(*CLUSTER, "--wide"),
     )
     for word in (*policies.split(","), "throughput_tok_s", "preemptions", "±"):
         assert word in shown

@@ -48,7 +48,7 @@ def test_the_command_on_the_page_prints_what_the_page_shows(checkout: Path):
     console = re.findall(r"```console\n\$ (.*?)\n(.*?)```", PAGE, re.DOTALL)
     assert len(console) == 1
     command, shown = console[0]
-    said = shell(command, checkout).partition("runs in ")[0]
+    said = shell(command, checkout).partition("\nnext ")[0]
     assert [line.rstrip() for line in said.rstrip().splitlines()] == shown.rstrip().splitlines()
     run = next((checkout / "runs").glob("*/*-own_policy_policy-s0"))
     again = shell(

@@ -152,7 +152,7 @@ def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):
     script = Path("vllm.sh").read_text()
     assert "--speculative-config" in script
     assert config in script
-    assert "++generator.engine_init_kwargs.speculative_config=" in script
+    assert "++generator.inference_engine.engine_init_kwargs.speculative_config=" in script
     assert "--sglang-speculative-num-draft-tokens 4" in script
     assert f'speculation = "{setting}"' in Path("gateway.toml").read_text()
 
