@@ -166,12 +166,16 @@ def warn_of_few(result: "Comparison") -> None:
     trajectories = len(result.workload.scripts)
     if trajectories < FEW * engines:
         click.echo(
-            f"Warning: {trajectories:,} trajectories for {engines:,} "
-            f"engine{'s' if engines > 1 else ''}, fewer than {FEW} "
+            f"Warning: {_counted(trajectories, 'trajectory', 'trajectories')} for "
+            f"{_counted(engines, 'engine', 'engines')}, fewer than {FEW} "
             "each: the longest trajectory decides, and policies hardly differ. Use fewer --gpus, "
             "or a larger trace (heddle trace resample).",
             err=True,
         )
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number:,} {one if number == 1 else more}"
 
 
 def written_page(runs: Sequence[Path], file: Path) -> Path | None:

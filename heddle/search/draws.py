@@ -47,9 +47,9 @@ def check_groups(scripts: Scripts) -> None:
     groups = len(scripts.trajectory("group").occurring())
     if groups < LEAST_GROUPS:
         raise ConfigError(
-            f"the trace has {groups} groups of samples: half of them is searched on and half is "
-            f"judged on, which takes {LEAST_GROUPS} groups at least. Give more prompts "
-            "(heddle trace synth, heddle trace import)"
+            f"the trace has {groups} group{'s' if groups > 1 else ''} of samples: half of them is "
+            f"searched on and half is judged on, which takes {LEAST_GROUPS} groups at least. Give "
+            "more prompts (heddle trace synth, heddle trace import)"
         )
 
 

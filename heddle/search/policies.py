@@ -32,15 +32,18 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(names: Sequence[str], config: RunConfig) -> list[str]:
-    """The policies that names and patterns such as ``verl*`` stand for, those of patterns once.
+    """The policies that names and patterns such as ``verl*`` stand for, in their order.
+
+    A policy that a pattern stands for is there once; a name that is there twice is kept twice.
 
     Raises:
         ConfigError: a pattern matches none.
     """
     found: list[str] = []
+    by_pattern: set[str] = set()
     for name in names:
         if not is_pattern(name):
-            found.append(name)
+            found += [] if name in by_pattern else [name]
             continue
         matched = [p for p in shipped(config) if name == _ALL or fnmatchcase(p, name)]
         if not matched:
@@ -51,7 +54,9 @@ def matching(names: Sequence[str], config: RunConfig) -> list[str]:
                 f"--policies {name}: no shipped policy matches it; {hint}"
                 "heddle policies list has all"
             )
-        found += [policy for policy in matched if policy not in found]
+        new = [policy for policy in matched if policy not in found]
+        found += new
+        by_pattern |= set(new)
     return found
 
 

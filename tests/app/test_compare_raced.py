@@ -54,6 +54,7 @@ def test_patterns_stand_for_shipped_policies(config: RunConfig):
     assert matching(["verl*"], config) == [name for name in every if name.startswith("verl")]
     assert matching(["heddle", "*eddle", "mine:policy"], config) == ["heddle", "mine:policy"]
     assert matching(["verl", "verl"], config) == ["verl", "verl"]
+    assert matching(["verl*", "verl", "heddle"], config) == [*matching(["verl*"], config), "heddle"]
     with pytest.raises(ConfigError, match=r"--policies verk\*: .* did you mean 'verl'\?"):
         matching(["verk*"], config)
 
