@@ -38,6 +38,8 @@ ONE_CLUSTER: Final = (
 SEVERAL_ARE_SEARCHED: Final = (
     "plan.search = false is of one cluster: leave it out, or the limits and sweeps"
 )
+NO_SPLITS: Final = "plan.search = false tries no roles: leave it out, or --sweep cluster.roles"
+NO_BEST: Final = "plan.search = false tries no drafts: leave it out, or give METHOD:DRAFTS"
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
 
@@ -150,7 +152,9 @@ def plan(
         return
     _refuse(context, ("budget_s", "wide", "jobs"), {}, (), "it is of a search")
     require(not several, SEVERAL_ARE_SEARCHED)
-    _closed_form(config, export, best=best, speculation=speculation, as_json=as_json)
+    require(not best, NO_SPLITS)
+    require(speculation is None, NO_BEST)
+    _closed_form(config, export, as_json=as_json)
 
 
 def _searches(config: "Config") -> bool:
@@ -190,20 +194,13 @@ MIX = (
 )
 
 
-def _closed_form(
-    config: "Config",
-    export: tuple[Path, ...],
-    *,
-    best: bool,
-    speculation: str | None,
-    as_json: bool,
-) -> None:
+def _closed_form(config: "Config", export: tuple[Path, ...], *, as_json: bool) -> None:
     """Plan as `heddle` does, print it, and write the files that start it."""
     from heddle.cli.show_plan import show_plan
     from heddle.cli.tables import answer
     from heddle.planning.deployment import deployment_of_plan
 
-    found = _planned_rollout(config, best=best, speculation=speculation)
+    found = _planned_rollout(config)
     answer(found, show_plan, as_json=as_json)
     if not as_json:
         click.echo(f"searched for {found.solver_s:.3f} s", err=True)
@@ -211,24 +208,21 @@ def _closed_form(
         write_exports(deployment_of_plan(found), export)
 
 
-def _planned_rollout(config: "Config", *, best: bool, speculation: str | None) -> "Planned":
+def _planned_rollout(config: "Config") -> "Planned":
     from heddle.cli.progress import progress
-    from heddle.planning.roles import plan_with_drafts
+    from heddle.planning.plan import plan as planned_rollout
     from heddle.planning.simulation import replayed
     from heddle.setup import Workspace
 
     shared, how = Workspace(), config.policy
-    with progress(f"planning ({how.planner})", "splits") as bar:
-        found = plan_with_drafts(
+    with progress(f"planning ({how.planner})"):
+        found = planned_rollout(
             config,
-            speculation,
-            best=best,
-            workspace=shared,
-            on_split=bar.count,
             planner=how.planner,
             cost=how.cost,
             predictor=how.predictor,
             objective=config.plan.objective or "makespan",
+            workspace=shared,
         )
     if config.plan.estimate_only:
         return found

@@ -6,7 +6,6 @@ from typing import Final
 import rich_click as click
 
 from heddle.cli.tables import cost_cells, number_cell, percent, show_rows
-from heddle.comparison.tuning import without_acceptance
 from heddle.planning.plan import Planned
 from heddle.policy_inputs import needs_oracle
 from heddle_core.ids import EngineShape
@@ -37,34 +36,18 @@ def show_plan(plan: Planned) -> None:
         f"{count} x {f'{shape.gpu} ' if several else ''}TP {shape.tp}"
         for shape, count in plan.mix.items()
     )
-    if plan.roles is not None:
-        prefill = plan.config.cluster.prefill_tps
-        click.echo(f"roles    {len(prefill)} x TP {prefill[0]} prefill; the plan is of the others")
-    _show_drafts(plan)
+    for shape, speculation in plan.drafts().items():
+        click.echo(f"drafts   TP {shape.tp}: {speculation}")
     click.echo(f"plan     {mix}; planner {problem.solver}, cost {problem.cost}")
     click.echo(f"makespan {_makespan(plan)}")
     _show_replayed(plan)
     paid, prices = plan.run_cost, plan.prices.text(plan.profiles.pools)
     click.echo(f"cost     {' GPU-hours, $ '.join(cost_cells(paid))}; {prices}\n")
-    if len(plan.splits) > 1:
-        _splits(plan)
     whole = [
         {k: round(v) if k.endswith("_tokens") and v else v for k, v in row.items()}
         for row in plan.groups()
     ]
     show_rows([{key: number_cell(value) for key, value in row.items()} for row in whole])
-
-
-def _show_drafts(plan: Planned) -> None:
-    """Speculative decoding of each shape of engine, and what else was tried."""
-    if plan.speculations:
-        tried = ", ".join(
-            f"{without_acceptance(each)} {seconds:,.1f} s"
-            for each, seconds in plan.speculations.items()
-        )
-        click.echo(f"tried    estimated makespan by speculation: {tried}")
-    for shape, speculation in plan.drafts().items():
-        click.echo(f"drafts   TP {shape.tp}: {speculation}")
 
 
 def _show_replayed(plan: Planned) -> None:
@@ -87,29 +70,12 @@ def _show_replayed(plan: Planned) -> None:
 
 
 def _makespan(plan: Planned) -> str:
-    if plan.simulated_s is not None:
-        return f"{plan.simulated_s:,.1f} s simulated with the estimated lengths"
     if plan.bound_s == 0.0:
         return f"{plan.makespan_s:,.1f} s estimated; nothing is proven of other plans"
     return (
         f"{plan.makespan_s:,.1f} s estimated; by the closed-form cost no plan of contiguous groups "
         f"ends before {plan.bound_s:,.1f} s"
     )
-
-
-def _splits(plan: Planned) -> None:
-    """The splits of the GPUs that were simulated, the best first."""
-    show_rows(
-        [
-            {
-                "GPUs by role": str(each.roles or "every engine does both"),
-                "simulated_s": f"{each.simulated_s:,.1f}",
-                "over best": f"{each.simulated_s / plan.splits[0].simulated_s:.2f} x",
-            }
-            for each in plan.splits
-        ]
-    )
-    click.echo()
 
 
 def _degrees(shapes: Collection[EngineShape], pools: Mapping[str, int]) -> str:

@@ -7,19 +7,16 @@ same cost estimates. Only oracles read the lengths in the trace.
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from heddle.cluster.config import ClusterConfig
-from heddle.cluster.disaggregation import check_roles
 from heddle.cluster.profiles import (
     ClassProfile,
     ClusterProfiles,
     capacity_tokens,
     load_profiles,
 )
-from heddle.cluster.roles import RoleGpus
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
@@ -35,21 +32,13 @@ from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
 from heddle_rollout.speculation import Speculation
-from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace, TrajectoryScript
 
 SCHEMA = "heddle.plan/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSplit:
-    """How a plan divides its GPUs by role, and how long it takes."""
-
-    roles: RoleGpus | None
-    """None: every engine does both."""
-    simulated_s: float
-    """Makespan with the estimated lengths."""
+NO_ROLES = (
+    "plan.search = false plans engines that prefill and decode: leave out cluster.roles, or search"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +46,6 @@ class Planned:
     """The report of `heddle plan`."""
 
     config: RunConfig
-    """With roles, the TP degree is the least whose engines hold the largest context."""
     trace: Trace
     fill: FillReport
     profiles: ClusterProfiles
@@ -80,30 +68,13 @@ class Planned:
     objective: Objective
     arrived: tuple[Trajectory, ...]
     """What is known of the trajectories before anything has run."""
-    simulated_s: float | None = None
-    """Makespan with the estimated lengths, where roles were planned: `solved` knows of no engines
-    that prefill."""
-    splits: tuple[RoleSplit, ...] = ()
-    """Those that were simulated, the best first."""
     replayed_s: float | None = None
     """Simulated makespan of the trace itself; None if it was not simulated."""
-    speculations: Mapping[str, float] = field(default_factory=dict)
-    """Estimated makespan by setting of speculative decoding, where several were tried."""
-
-    @property
-    def roles(self) -> RoleGpus | None:
-        """GPUs by role; None where every engine does both."""
-        return self.config.cluster.role_gpus
-
-    @property
-    def least_tp(self) -> int:
-        """The least TP degree whose engines hold the largest context."""
-        return min(shape.tp for shape in self.problem.by_shape)
 
     @property
     def makespan_s(self) -> float:
-        """Estimated makespan, the simulated one where there is one."""
-        return self.solved.makespan_s if self.simulated_s is None else self.simulated_s
+        """Estimated makespan."""
+        return self.solved.makespan_s
 
     @property
     def mix(self) -> dict[EngineShape, int]:
@@ -139,23 +110,6 @@ class Planned:
             )
         return rows
 
-    def _plain_roles(self) -> dict[str, Any]:
-        if self.simulated_s is None:
-            return {}
-        cluster = self.config.cluster
-        return {
-            "simulated_makespan_s": self.simulated_s,
-            "roles": cluster.roles or None,
-            "prefill_tps": list(cluster.prefill_tps),
-            "splits": [
-                {
-                    "roles": None if each.roles is None else str(each.roles),
-                    "simulated_makespan_s": each.simulated_s,
-                }
-                for each in self.splits
-            ],
-        }
-
     def drafts(self) -> dict[EngineShape, Speculation]:
         """Speculative decoding of the plan's engines, by shape; empty without."""
         found = {}
@@ -169,9 +123,8 @@ class Planned:
         found = self.drafts()
         if not found:
             return {}
-        tried = {"speculations_s": dict(self.speculations)} if self.speculations else {}
         by_tp = {str(shape.tp): str(each) for shape, each in found.items()}
-        return {"speculation": self.config.cluster.speculation, "drafts": by_tp, **tried}
+        return {"speculation": self.config.cluster.speculation, "drafts": by_tp}
 
     def plain(self) -> dict[str, Any]:
         """As JSON; equal inputs give equal values but for `solver_s`."""
@@ -208,7 +161,6 @@ class Planned:
             },
             "groups": self.groups(),
             "estimated_makespan_s": self.solved.makespan_s,
-            **self._plain_roles(),
             "trace_makespan_s": self.replayed_s,
             "estimate_error": self.estimate_error,
             **self.run_cost.plain(),
@@ -230,14 +182,11 @@ def plan(
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
 
-    With roles, the plan is of the engines that decode, as if they prefilled everything too, and
-    nothing is proven of it; `heddle.planning.roles` simulates it.
-
     Give the same `workspace` to plans that have inputs in common.
 
     Raises:
-        ConfigError: the portfolio with another cost than its own, no predictor of this name, or a
-            history or a model made from the trace itself; a wrong price, or to rank by cost, none.
+        ConfigError: engines with roles, the portfolio with another cost than its own, no predictor
+            of this name, a history or a model of the trace itself; a price is wrong or missing.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -247,6 +196,7 @@ def plan(
         "tries plans of both costs and judges them by simulation",
     )
     cluster = config.cluster
+    require(not cluster.roles, NO_ROLES)
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
     scripts, fill = shared.completed(config)
@@ -255,11 +205,6 @@ def plan(
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]
     shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
-    if cluster.roles:
-        config = replace(
-            config, cluster=_with_roles(cluster, profiles.only, shapes, largest_tokens)
-        )
-        shapes = tuple(shape.as_role("decode") for shape in shapes)
     history, model = shared.history(config, trace), shared.model(config.predictor_model)
     context = _context(config, profiles, shapes, history, model)
     ts = [arrived(script) for script in scripts]
@@ -283,7 +228,7 @@ def plan(
         spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         solved=solved,
-        bound_s=0.0 if cluster.roles else _bound_s(problem, solved),
+        bound_s=_bound_s(problem, solved),
         solver_s=solver_s,
         prices=prices,
         objective=objective,
@@ -298,15 +243,13 @@ def _context(
     history: HistorySource,
     model: LoadedModel,
 ) -> PolicyContext:
-    """What a policy knows, with engines that decode on the GPUs that do."""
-    cost_model = profiles.cost_estimate(shapes)
-    by_shape = cost_model.by_shape
+    """What a policy knows."""
     return PolicyContext(
         pools={each.profile.gpu: each.cluster.home_gpus for each in profiles.classes},
         shape=shapes[0],
         shape_choices=shapes,
         max_running=config.cluster.max_running,
-        cost=replace(cost_model, by_shape={s: by_shape[s.as_role("both")] for s in shapes}),
+        cost=profiles.cost_estimate(shapes),
         history=history.history,
         learned=model.factory,
         seed=config.seed,
@@ -317,27 +260,6 @@ def _bound_s(problem: JointProblem, solved: SolvedPlan) -> float:
     """What the exact planner proves of the same problem."""
     exact = solved if problem.solver == "exact" else replace(problem, solver="exact").search()
     return exact.bound_s
-
-
-def _with_roles(
-    cluster: ClusterConfig, profile: Profile, shapes: Sequence[EngineShape], largest_tokens: int
-) -> ClusterConfig:
-    """The cluster with engines of the least TP degree to decode, and to prefill unless it has one.
-
-    Raises:
-        ConfigError: the roles do not go with the GPUs.
-        CapacityError: an engine that prefills does not hold the largest context.
-    """
-    found = replace(cluster, tp=min(shape.tp for shape in shapes))
-    check_roles(found, profile)
-    prefill_tp = found.prefill_tp or found.tp
-    holds = capacity_tokens(profile, prefill_tp)
-    if holds < largest_tokens:
-        raise CapacityError(
-            f"cluster.prefill_tp={prefill_tp}: an engine that prefills holds {holds:,} tokens, and "
-            f"the largest context has {largest_tokens:,}: take prefill_tp={found.tp}"
-        )
-    return found
 
 
 def _choices(
