@@ -10,7 +10,7 @@ from heddle.planning.blocks import blocks
 from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
-from heddle.search.policies import FIRST
+from heddle.search.policies import FIRST, is_ours
 from heddle.search.result import Judged, engines_of
 from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
@@ -35,7 +35,14 @@ def answer_of(comparison: "Comparison") -> Recommendation | None:
     rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
     if not rows:
         return None
-    judged = [judged_of(comparison, row) for row in rows]
+    # Those that a sentence or an export names: engines of others need not be planned.
+    named = [
+        *rows[:2],
+        *[row for row in rows[2:] if is_ours(row.variant.policy)][:1],
+        *[row for row in rows if not row.variant.planned][:1],
+    ]
+    kept = {id(row) for row in named}
+    judged = [judged_of(comparison, row) for row in rows if id(row) in kept]
     raced = comparison.raced
     comes = None
     if raced is not None and raced.as_it_comes is not None:

@@ -60,6 +60,11 @@ def matching(names: Sequence[str], config: RunConfig) -> list[str]:
     return found
 
 
+def is_ours(policy: str) -> bool:
+    """Whether a policy is Heddle's own, or made of it."""
+    return policy.partition("+")[0] in OURS
+
+
 def is_other_system(policy: str) -> bool:
     """Whether a policy is of another system: no part of it comes from Heddle's own policies."""
-    return policy.partition("+")[0] not in OURS
+    return not is_ours(policy)
