@@ -12,7 +12,6 @@ from click.core import ParameterSource
 from heddle.cli.given_options import given_options, kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
-from heddle.cli.outputs import checked_figure
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_limits import Dollars, Duration
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
@@ -110,14 +109,14 @@ def plan(
     best so far. With --sweep cluster.roles=best, some engines may only prefill.
 
     With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget, each
-    cluster is searched, and one is taken. prices.h100 sets dollars.
-
-    With plan.search=false: what `heddle` alone plans at the start, in closed form.
+    cluster is searched, and one is taken. prices.h100 sets dollars. With plan.search=false: what
+    `heddle` alone plans at the start, in closed form.
 
     With --regimes the trace stands for the batches of a training, which [loop] describes. Every
     split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
     simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
     """
+    from heddle.cli.outputs import checked_figure
     from heddle.planning.deployment import deployment_of_search
     from heddle.planning.limits import RolloutLimits
 

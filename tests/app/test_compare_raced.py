@@ -174,7 +174,7 @@ def test_the_text_is_narrow_and_begins_with_the_verdict(heddle: Heddle, coding: 
     table = [heads, *rest[: rest.index("--wide has all columns")]]
     assert max(map(len, table)) <= 100
     assert len(shipped(RunConfig(trace="-"))) == len(table) - 3
-    assert any(line.startswith("next     heddle compare ") for line in rest)
+    assert any(line.startswith("next     heddle compare") for line in rest)
     wide = heddle("compare", coding, *ON, "--policies", "verl,heddle", "--wide").stdout
     assert "throughput_tok_s" in wide
     assert "makespan in seconds" in wide

@@ -34,7 +34,7 @@ function drawWhy(page) {
 function drawCompared(page) {
   const found = page.compared;
   if (!found) {
-    byId("compared").remove();
+    byId("compared")?.remove();
     return;
   }
   byId("said").hidden = byId("compared").hidden = false;
