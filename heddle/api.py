@@ -22,6 +22,7 @@ from heddle.config_files import ConfigSource, option_value, resolve
 from heddle.planning.limits import RolloutLimits
 from heddle.search.clusters import SearchedClusters, search_clusters
 from heddle.search.policies import is_pattern, matching
+from heddle.search.tuned import choices
 
 if TYPE_CHECKING:
     from heddle.loops.result import LoopComparison
@@ -67,17 +68,16 @@ def compare(
     given = {key: keys.pop(key) for key in [*keys] if key in _COMPARED}
     config = _config(trace, settings, keys, out)
     raced = names is None or any(map(is_pattern, names))
-    if raced and tps is None and not (config.cluster.mix or config.cluster.roles):
-        tps = (config.cluster.tp,) if "tp" in keys else "best"
-    if raced and slots is None:
-        slots = (config.cluster.max_running,) if "max_running" in keys else "best"
+    tried = _listed(tps), _listed(slots)
+    if raced:
+        tried = choices(config.cluster, _given(keys, settings), *tried)
     if seeds is None and not raced and len(names or ()) == 1:
         seeds = 1
     return compared(
         config,
         names,
-        tps=_listed(tps),
-        slots=_listed(slots),
+        tps=tried[0],
+        slots=tried[1],
         seeds=seeds,
         out=Path(out),
         speculation=speculation,
@@ -133,7 +133,7 @@ def plan(
         objective=config.plan.objective if isinstance(config, Config) else None,
         budget_s=budget_s,
         speculation=speculation,
-        slots=(cluster.max_running,) if "max_running" in keys else None,
+        slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,
         jobs=jobs,
     )
 
@@ -209,6 +209,11 @@ def _speculation(keys: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if not isinstance(text, str) or "best" not in text.split(":")[:2]:
         return None, dict(keys)
     return text, {name: value for name, value in keys.items() if name != "speculation"}
+
+
+def _given(keys: Mapping[str, Any], settings: Mapping[str, Any] | None) -> set[str]:
+    """Keys of `heddle.toml` that a call names."""
+    return {f"cluster.{name}" for name in keys} | {*(settings or {})}
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """`heddle compare`: several policies on one trace and cluster."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,6 @@ from heddle_compiled import DISTRIBUTION
 
 if TYPE_CHECKING:
     from heddle.cli.progress import ProgressBar
-    from heddle.cluster.config import ClusterConfig
     from heddle.command_config import Config
     from heddle.comparison.result import Comparison
     from heddle.comparison.tuning import Choice
@@ -66,7 +65,7 @@ def compare(
     A seed draws values that the trace lacks and permutes the order of its groups, alike for every
     policy; the spread of several is the 95 % confidence interval of the mean. One policy with one
     seed is a run, and all its figures are printed. In place of a trace, LOGS of one format (`heddle
-    trace import` lists them) are imported, and a rollout is drawn from them as [logs] says.
+    trace import` lists them) are imported and replayed, or a rollout of them as [logs] says.
 
     With --sweep cluster.tp or cluster.max_running, named policies that do not plan their engines
     run at every combination, and the table has their best by plan.objective; --tp best is short for
@@ -82,6 +81,7 @@ def compare(
     """
     from heddle.runs.comparison_folder import new_comparison_folder
     from heddle.search.policies import is_pattern
+    from heddle.search.tuned import choices
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     parts = "policy.parts" in swept
@@ -98,7 +98,7 @@ def compare(
         races = False
     config, logs = with_rollout(config, sources, out)
     if races:
-        tps, slots = _raced(config.cluster, given, tps, slots)
+        tps, slots = choices(config.cluster, given, tps, slots)
     if seeds is None and not races and len(names or ()) == 1:
         seeds = 1
     how = {"tps": tps, "slots": slots, "speculation": speculation, "roles": best_roles}
@@ -110,17 +110,6 @@ def compare(
     framework = config.plan.framework
     _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)
     _finish(folder, config.report.page, as_json=as_json)
-
-
-def _raced(
-    cluster: "ClusterConfig", given: Collection[str], tps: "Choice", slots: "Choice"
-) -> tuple["Choice", "Choice"]:
-    """TP degrees and numbers of running steps to try; of keys that are `given`, theirs alone."""
-    if tps is None and not (cluster.mix or cluster.roles):
-        tps = (cluster.tp,) if "cluster.tp" in given else BEST
-    if slots is None:
-        slots = (cluster.max_running,) if "cluster.max_running" in given else BEST
-    return tps, slots
 
 
 def _named(policies: str | None) -> list[str]:

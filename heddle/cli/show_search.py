@@ -57,7 +57,10 @@ def show_search(
     fact("history", result.setup.history.name)
     fact("prices", result.prices.text(profiles.pools))
     if result.ties:
-        fact("ties", f"not told apart from the best, and not simpler: {'; '.join(result.ties)}")
+        fact(
+            "ties",
+            f"not significantly different from the best, and not simpler: {'; '.join(result.ties)}",
+        )
     early = "" if result.complete else "; stopped early: the best so far"
     fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
     fact("next", shlex.join(command_of(result.best, words)))

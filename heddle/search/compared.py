@@ -27,7 +27,7 @@ DIFFERENCES: Final = (
 )
 """Figures of a run that tell why it is faster: key, words, unit, and the sign of better."""
 NOTABLE: Final = 1.1
-"""Ratio from which a difference is told."""
+"""Ratio from which a difference is named."""
 
 
 def answer_of(comparison: "Comparison") -> Recommendation | None:

@@ -6,11 +6,12 @@ compared on: what the race knows is hindsight, and every policy has the same.
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
+from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import (
     Choice,
     Tuning,
@@ -57,6 +58,17 @@ class Tuned:
     def plain(self) -> dict[str, Any]:
         """As JSON."""
         return {"simulations": self.simulations, "seconds": round(self.seconds, 3)}
+
+
+def choices(
+    cluster: ClusterConfig, given: Collection[str], tps: Choice, slots: Choice
+) -> tuple[Choice, Choice]:
+    """TP degrees and numbers of running steps to try; of keys that are `given`, theirs alone."""
+    if tps is None and not (cluster.mix or cluster.roles):
+        tps = (cluster.tp,) if "cluster.tp" in given else "best"
+    if slots is None:
+        slots = (cluster.max_running,) if "cluster.max_running" in given else "best"
+    return tps, slots
 
 
 def tuned(

@@ -85,7 +85,7 @@ def _against(best: Judged, other: Judged) -> str:
     ratio = faster(best, other)
     more, spread = ratio.mean - 1.0, ratio.ci95 or 0.0
     if abs(more) <= spread or abs(more) < 0.005:
-        return "not told apart from"
+        return "not significantly different from"
     give_or_take = "" if ratio.ci95 is None else f" (±{spread * 100.0:.0f})"
     return f"{abs(more) * 100.0:.0f} %{give_or_take} {'faster' if more > 0.0 else 'slower'} than"
 

@@ -53,6 +53,12 @@ def test_one_number_stands_for_a_list_and_a_string_for_a_path(coding: Path, tmp_
     found = heddle.compare(str(coding), "verl", tps=2, slots=4, out=str(tmp_path), **ON)
     assert [row.policy for row in found.policies] == ["verl@tp2"]
     assert len(found.runs) == 1
+    fixed = heddle.compare(
+        coding, "verl*", out=tmp_path, seeds=1, model="qwen3-8b", gpus=2,
+        settings={"cluster.tp": 2, "cluster.max_running": 4},
+    )  # fmt: skip
+    assert {row.variant.cluster.tp for row in fixed.policies} == {2}
+    assert {row.variant.cluster.max_running for row in fixed.policies} == {4}
     three = heddle.compare(coding, ["verl", "slime"], out=tmp_path, **ON)
     assert len(three.runs) == 6
 
