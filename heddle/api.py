@@ -91,6 +91,7 @@ def plan(
     *,
     gpus: int | Sequence[int] | None = None,
     gpu: str | Sequence[str] | None = None,
+    regimes: str | Sequence[str] = (),
     deadline_s: float | None = None,
     dollars: float | None = None,
     budget_s: float | None = None,
@@ -105,6 +106,8 @@ def plan(
         trace: A path, or a `RunConfig`.
         policies: Names or patterns to search among; None: all shipped ones.
         gpus, gpu: Numbers and types of GPUs; of several, each is searched.
+        regimes: Of an RL loop, as of `loop`, whose trainer has `loop.train_gpus` or what is best;
+            without, a rollout is planned.
         deadline_s, dollars: What a rollout may take.
         budget_s: Seconds of the search.
         jobs: Processes; None: as many as pay.
@@ -131,6 +134,7 @@ def plan(
         classes=types or (cluster.gpu,),
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
         objective=config.plan.objective if isinstance(config, Config) else None,
+        regimes=[regimes] if isinstance(regimes, str) else regimes,
         budget_s=budget_s,
         speculation=speculation,
         slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,

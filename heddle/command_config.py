@@ -31,8 +31,6 @@ class PlanSettings:
     """Whose settings are printed to paste. None: the framework of the recommended policy."""
     estimate_only: bool = False
     """`heddle plan` simulates nothing: closed forms only."""
-    simulated: Annotated[int, Bounds(1)] = 3
-    """Settings of a loop with the best estimates, which `heddle plan --regimes` simulates."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "plan.")

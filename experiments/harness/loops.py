@@ -16,12 +16,10 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.plan import plan_loop
 from heddle.loops.splits import splits
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 
-MOST_SETTINGS = 1_000
 FIRST_SEED = 501
 """Of traces for loops; shipped histories are of other seeds."""
 
@@ -65,12 +63,6 @@ class Loop:
         """Its rows, by regime, as `heddle loop --json` prints them."""
         return Computation(question={"loop": asdict(self), "version": 1}, make=partial(_run, self))
 
-    @property
-    def plan_computation(self) -> Computation:
-        """Every setting estimated and simulated, as `heddle plan --loop --json` prints them."""
-        question = {"loop plan": asdict(self), "version": 1}
-        return Computation(question=question, make=partial(_plan, self))
-
 
 def sized(size: Size, full: int, reduced: int) -> int:
     """A number that depends on the size."""
@@ -96,12 +88,6 @@ def _run(loop: Loop) -> Mapping[str, Any]:
         )
     plain = found.plain()
     return {"regimes": plain["regimes"], "tried": plain["tried"]}
-
-
-def _plan(loop: Loop) -> Mapping[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = _config(loop, Path(folder))
-        return plan_loop(splits(config, loop.train_gpus, loop.tps), simulate=MOST_SETTINGS).plain()
 
 
 def _config(loop: Loop, folder: Path) -> LoopConfig:

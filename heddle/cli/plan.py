@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 from click.core import ParameterSource
 
-from heddle.cli.given_options import given_options, kept_words
+from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
@@ -19,25 +18,18 @@ from heddle.config_error import ConfigError, require
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
-    from heddle.loops.plan import LoopPlan
     from heddle.planning.limits import RolloutLimits
     from heddle.planning.plan import Planned
     from heddle.search.clusters import SearchedClusters
 
-PLANNED_REGIMES = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-ROLLOUT_ONLY = ("export", "deadline_s", "dollars", "jobs", "budget_s", "wide")
-"""Options that do not matter to a loop."""
-
 ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
 SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
 LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
-ONE_CLUSTER: Final = (
-    "--regimes plans for one number of GPUs of one type: sweep neither cluster.gpus nor cluster.gpu"
-)
 SEVERAL_ARE_SEARCHED: Final = (
     "plan.search = false is of one cluster: leave it out, or the limits and sweeps"
 )
 NO_SPLITS: Final = "plan.search = false tries no roles: leave it out, or --sweep cluster.roles"
+NO_LOOPS: Final = "plan.search = false plans no loop: leave it out, or --regimes"
 NO_BEST: Final = "plan.search = false tries no drafts: leave it out, or give METHOD:DRAFTS"
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
@@ -63,7 +55,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
     "--regimes",
     default=None,
     help="Plan an RL loop of one of these regimes, as for `heddle loop`: GPUs of rollout and "
-    f"training, TP degree, trainer; best: {','.join(PLANNED_REGIMES)}",
+    "training, policy, TP degree; best: those that most frameworks have",
 )
 @sweep_option(*SWEPT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
@@ -112,9 +104,9 @@ def plan(
     cluster is searched, and one is taken. prices.h100 sets dollars. With plan.search=false: what
     `heddle` alone plans at the start, in closed form.
 
-    With --regimes the trace stands for the batches of a training, which [loop] describes. Every
-    split of --gpus, TP degree and regime gets an estimated step; the plan.simulated best are
-    simulated. --sweep cluster.tp=1,2 and loop.train_gpus=8,16 limit what is tried.
+    With --regimes the trace stands for the batches of a training, which [loop] describes, and every
+    regime is searched at every split of --gpus. --sweep cluster.tp=1,2 and loop.train_gpus=8,16
+    limit what is tried.
     """
     from heddle.cli.outputs import checked_figure
     from heddle.planning.deployment import deployment_of_search
@@ -128,20 +120,19 @@ def plan(
     config, _ = take_replayed(sources, options, settings, plan__budget_s=budget_s, roles_tried=best)
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
-    if regimes is not None:
-        require(not several, ONE_CLUSTER)
-        _refuse(context, ROLLOUT_ONLY, swept, LOOP_SWEPT, "leave out --regimes, or the option")
-        _show_loop(context, config, swept, regimes, speculation, as_json=as_json)
-        return
-    _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
+    if regimes is None:
+        _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
+    else:
+        require(not best, "a loop is planned without roles: leave --sweep cluster.roles out")
+        require(config.plan.search and not config.plan.estimate_only, NO_LOOPS)
     limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
     several = several or limits != RolloutLimits()
     if several:
-        _refuse(context, (), swept, SEVERAL_SWEPT, "it is of one cluster")
+        _refuse(context, (), swept, (*SEVERAL_SWEPT, *LOOP_SWEPT), "it is of one cluster")
     if _searches(config):
         figure = checked_figure(config.report.figure)
         slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
-        found = _searched(config, swept, limits, speculation, jobs, slots)
+        found = _searched(config, swept, limits, speculation, jobs, slots, regimes)
         words = kept_words(context, settings)
         how = config.plan.framework
         _show_searched(found, words, how, several=several, wide=wide, as_json=as_json)
@@ -236,11 +227,13 @@ def _searched(
     speculation: str | None,
     jobs: int | None,
     slots: tuple[int, ...] | None,
+    regimes: str | None,
 ) -> "SearchedClusters":
     """Search all clusters, with progress on a terminal."""
     from heddle.cli.progress import progress
     from heddle.search.clusters import search_clusters
 
+    loop = {} if regimes is None else _loop(config, swept, regimes)
     for gpu in swept.get("cluster.gpu", ()):
         check_file_is_of(config.cluster.model, gpu)
     with progress("searching", "simulations") as bar:
@@ -256,7 +249,7 @@ def _searched(
             limits=limits,
             objective=config.plan.objective,
             speculation=speculation,
-            roles="cluster.roles" in swept,
+            **(loop or {"roles": "cluster.roles" in swept}),
             slots=slots,
             jobs=jobs,
             budget_s=config.plan.budget_s,
@@ -293,52 +286,20 @@ def _show_searched(
         show_search(found.taken.found, words, wide=wide, framework=framework)
 
 
-def _show_loop(
-    context: click.Context,
-    config: "Config",
-    swept: Mapping[str, Any],
-    regimes: str,
-    speculation: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    from heddle.cli.show_loop import show_loop_plan
-    from heddle.cli.tables import answer
-
-    show = partial(show_loop_plan, words=given_options(context, but=CHOSEN))
-    answer(_planned_loop(config, swept, regimes, speculation), show, as_json=as_json)
-
-
-CHOSEN = ("regimes", "as_json", "sweeps")
-"""Parameters of which the plan's own values are printed, or none."""
-
-
-def _planned_loop(
-    config: "Config", swept: Mapping[str, Any], regimes: str, speculation: str | None
-) -> "LoopPlan":
+def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str, Any]:
+    """Regimes and splits of a loop, as arguments of a search."""
     from heddle.cli.loop import regime_names
-    from heddle.cli.progress import progress
-    from heddle.loops.config import loop_of
-    from heddle.loops.plan import plan_loop
-    from heddle.loops.splits import splits
+    from heddle.search.loops import REGIMES
 
-    shared = config.loop.colocated
-    possible = [n for n in PLANNED_REGIMES if not shared or _can_share(n)]
-    best = regimes == BEST
-    made = loop_of(config, possible if best else regime_names(regimes, config.regimes))
-    own = BEST if config.loop.train_gpus is None else [made.train_gpus]
-    with progress("estimating", "batches") as bar:
-        return plan_loop(
-            splits(
-                made,
-                swept.get("loop.train_gpus", own),
-                swept.get("cluster.tp", BEST),
-                speculation=speculation,
-            ),
-            simulate=config.plan.simulated,
-            objective=config.plan.objective or "makespan",
-            on_progress=bar.count,
-        )
+    named = [name for name in REGIMES if not config.loop.colocated or _can_share(name)]
+    given = config.loop.train_gpus
+    return {
+        "regimes": named if regimes == BEST else regime_names(regimes, config.regimes),
+        "splits": {
+            "train_gpus": swept.get("loop.train_gpus", BEST if given is None else (given,)),
+            "tps": swept.get("cluster.tp", BEST),
+        },
+    }
 
 
 def _can_share(name: str) -> bool:

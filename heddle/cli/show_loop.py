@@ -1,14 +1,9 @@
 """RL loops as text: a comparison of regimes, and a plan."""
 
-import shlex
-from collections.abc import Sequence
-from itertools import zip_longest
-
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.tables import (
-    cost_cells,
     costs,
     estimate_cell,
     show_ranking,
@@ -16,7 +11,6 @@ from heddle.cli.tables import (
     show_tried,
 )
 from heddle.comparison.tuning import without_acceptance
-from heddle.loops.plan import LoopPlan
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 
 SHOWN = 8
@@ -133,53 +127,3 @@ def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str
         **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),
         **({"speculation": without_acceptance(cluster.speculation)} if result.drafted else {}),
     }
-
-
-def show_loop_plan(plan: LoopPlan, words: Sequence[str]) -> None:
-    """The best settings, what they were estimated and simulated to take, and the command to run.
-
-    `words` are the sources and options that this command shares.
-    """
-    best, result = plan.best
-    config = best.setup.config
-    cluster = config.run.cluster
-    click.echo(
-        f"cluster  {best.setup.gpus} x {best.setup.run.profile.gpu_label}, {cluster.model}; policy "
-        f"{config.run.policy.preset}; batches of {config.groups} x {config.samples}"
-    )
-    click.echo(
-        f"tried    {len(plan.estimates)} settings, estimated from lengths of the trace; "
-        f"{len(plan.simulated)} simulated, {config.batches} batches each; best by {plan.objective}"
-    )
-    click.echo(f"prices   {best.setup.prices.text(best.setup.gpus_by_class)}\n")
-    least = result.value(plan.objective)
-    rows = []
-    shown = plan.estimates[: max(SHOWN, len(plan.simulated))]
-    for estimate, simulated in zip_longest(shown, plan.simulated):
-        setup, cluster = estimate.setup, estimate.setup.config.run.cluster
-        hours, dollars = cost_cells(estimate.cost_per_1k_samples)
-        over = None if simulated is None else simulated.value(plan.objective) / least
-        rows.append(
-            {
-                "regime": ("* " if estimate is best else "") + setup.name,
-                "rollout GPUs": str(cluster.gpus),
-                "train GPUs": str(setup.train_gpus),
-                "TP": str(cluster.tp),
-                "trainer": f"TP {setup.layout.tp} PP {setup.layout.pp}",
-                "estimated_s": f"{estimate.step_s:,.1f}",
-                "simulated_s": "-" if simulated is None else f"{simulated.step_s.mean:,.1f}",
-                "over best": "-" if over is None else f"{over:.2f} x",
-                "est. GPU-hours/1k": hours,
-                "est. $/1k": dollars,
-                "waits for": estimate.limit,
-            }
-        )
-    show_rows(rows)
-    click.echo(
-        "\ncost     1,000 trained samples of the best, as simulated: "
-        + " GPU-hours, $ ".join(cost_cells(result.cost_per_1k_samples))
-    )
-    chosen = best.setup.requested
-    where = "" if chosen.colocated else f"--set loop.train_gpus={best.setup.train_gpus} "
-    where = f"--regimes {best.setup.name} {where}--tp {chosen.run.cluster.tp}"
-    click.echo(f"next     heddle loop {shlex.join(words)} {where}")

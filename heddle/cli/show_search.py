@@ -40,9 +40,10 @@ def show_search(
     if comes is not None and comes not in rows:
         rows.append(comes)
     show_rows([_row(result, each) for each in rows])
+    of, drawn = ("one rollout", "rollouts") if result.best.loop is None else ("a batch", "loops")
     click.echo(
-        f"means and 95 % prediction intervals of one rollout, over {result.draws} that are drawn "
-        "from prompts that the search has not seen"
+        f"means and 95 % prediction intervals of {of}, over {result.draws} {drawn} of prompts that "
+        "the search has not seen"
     )
     click.echo()
     if wide:
@@ -53,9 +54,10 @@ def show_search(
     if work.dropped:
         facts.append(f"{len(work.dropped):,} trajectories over KV capacity left out")
     fact("trace", f"{work.trace.name}: {'; '.join(facts)}")
-    fact("cluster", f"{profiles.hardware()}, {profiles.model}{profiles.layout_label}")
+    trainer = "" if result.best.loop is None else f" for rollouts, of {sum(result.gpus.values())}"
+    fact("cluster", f"{profiles.hardware()}{trainer}, {profiles.model}{profiles.layout_label}")
     fact("history", result.setup.history.name)
-    fact("prices", result.prices.text(profiles.pools))
+    fact("prices", result.prices.text(result.gpus))
     if result.ties:
         fact(
             "ties",
@@ -97,7 +99,7 @@ def show_searched_clusters(
         show_search(best.found, words_of(best, words), wide=True, framework=framework)
         return
     fact("history", best.found.setup.history.name)
-    gpus = [gpu for row in result.clusters for gpu in row.found.setup.profiles.pools]
+    gpus = [gpu for row in result.clusters for gpu in row.gpus]
     fact("prices", best.found.prices.text(dict.fromkeys(gpus)))
     simulations = sum(row.found.simulations for row in result.clusters)
     seconds = sum(row.found.seconds for row in result.clusters)
@@ -125,9 +127,11 @@ def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, st
 
 def _tried_row(tried: Tried) -> dict[str, str]:
     cluster, mean_s = tried.candidate.cluster, tried.mean_s
-    drafts = cluster.speculation
+    drafts, regime = cluster.speculation, tried.candidate.regime
+    loop = {"regime": regime, "train GPUs": str(tried.candidate.train_gpus)} if regime else {}
     return {
         "tried": tried.candidate.policy,
+        **loop,
         "TP": "own" if tried.candidate.planned else cluster.tps,
         "slots": str(cluster.max_running),
         **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
@@ -141,13 +145,19 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
     drafts = candidate.cluster.speculation
     ratio = faster(result.best, each)
     paid = dict(zip(("GPU-hours", "$"), cost_cells(result.cost(each)), strict=False))
-    return {
-        "policy": candidate.policy,
-        "engines": each.engines_text,
+    loop = each.loop
+    rest = {
         "slots": str(candidate.cluster.max_running),
         **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
-        "makespan_s": f"{spread.mean:,.1f}",
-        "of one rollout": f"{spread.low:,.0f} to {spread.high:,.0f}",
+    }
+    what, of = ("makespan_s", "of one rollout") if loop is None else ("batch_s", "of a batch")
+    return {
+        **({} if loop is None else {"regime": loop.regime}),
+        "policy": candidate.policy,
+        "engines": each.engines_text,
+        **(rest if loop is None else {"train GPUs": str(loop.train_gpus)}),
+        what: f"{spread.mean:,.1f}",
+        of: f"{spread.low:,.0f} to {spread.high:,.0f}",
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
         **paid,
     }

@@ -64,6 +64,9 @@ class Variant:
     """Whether it is one of several splits of the GPUs into prefill and decode engines."""
     planned: bool = False
     """Whether the policy chooses its engines itself, and not the cluster's `tp`."""
+    regime: str = ""
+    """Of an RL loop, as the next."""
+    train_gpus: int = 0
 
     @property
     def contest(self) -> tuple[str, bool]:

@@ -139,7 +139,7 @@ def _run_job(
     setup = prepare_loop(config, *config.regimes, workspace=shared)
     batches = count(1)
 
-    def trained() -> None:
+    def trained(_: Trained) -> None:
         if report is not None:
             report(next(batches))
 
@@ -150,7 +150,7 @@ def _run_job(
 
 
 def run_loop(
-    setup: LoopSetup, on_trained: Callable[[], None]
+    setup: LoopSetup, on_trained: Callable[[Trained], None]
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """Run one loop; return its figures, the busy share of its engines, and the trained samples.
 
@@ -163,14 +163,17 @@ def run_loop(
 
 
 def _run(
-    setup: LoopSetup, on_trained: Callable[[], None], sink: Sink, journal: Callable[[], Journal]
+    setup: LoopSetup,
+    on_trained: Callable[[Trained], None],
+    sink: Sink,
+    journal: Callable[[], Journal],
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """The same with a sink, and what gives the columns that it has kept."""
 
     def note(event: Event, commands: Sequence[Command]) -> None:
         sink(event, commands)
         if isinstance(event, Trained):
-            on_trained()
+            on_trained(event)
 
     core = _Recorded(loop_core(setup, setup.run.controller()), note)
     simulation = LoopSimulation(core, setup.run.simulation, setup.world, on_tokens_lost=core.lose)
@@ -191,7 +194,7 @@ def _run(
 
 
 def run_loop_into(
-    out: Path, setup: LoopSetup, on_trained: Callable[[], None]
+    out: Path, setup: LoopSetup, on_trained: Callable[[Trained], None]
 ) -> tuple[LoopFigures, float, list[TrainedSample]]:
     """The same, into a new run directory in `out`.
 

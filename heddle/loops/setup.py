@@ -13,7 +13,7 @@ from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
-from heddle.workload import CapacityError
+from heddle.workload import CapacityError, Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId
 from heddle_core.loop.controller import LoopController
@@ -137,8 +137,10 @@ class LoopSetup:
         return steps - (steps - regime.warm_up_batches) // every * every
 
 
-def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> LoopSetup:
-    """Set up the loop of one regime.
+def prepare_loop(
+    config: LoopConfig, name: str, *, workspace: Workspace, workload: Workload | None = None
+) -> LoopSetup:
+    """Set up the loop of one regime, on the prompts of `workload`, by default the trace's.
 
     Raises:
         ValueError: one of the packages' errors for bad input, with the remedy.
@@ -146,7 +148,7 @@ def prepare_loop(config: LoopConfig, name: str, *, workspace: Workspace) -> Loop
     regime = regime_of(config, name)
     requested, config = config, _without_pool(config, name, regime)
     cluster = config.run.cluster
-    run = prepare(config.run, workspace=workspace)
+    run = prepare(config.run, workspace=workspace, workload=workload)
     if policy_inputs.sees_the_future(run.policy):
         raise ConfigError(
             f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "

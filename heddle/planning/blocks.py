@@ -12,6 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from heddle.config_error import ConfigError
+from heddle.planning.block_loops import (
+    nemo_rl_training,
+    prime_rl_training,
+    router,
+    skyrl_training,
+    slime_training,
+    verl_training,
+)
 from heddle.planning.deployment import Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
@@ -46,7 +54,10 @@ def block(plan: Deployment, framework: str) -> str:
             f"no settings are known for {framework!r}: take one of {', '.join(FRAMEWORKS)}"
         )
     refuse_roles(plan, framework)
-    return "\n".join(FRAMEWORKS[framework](plan))
+    lines = FRAMEWORKS[framework](plan)
+    if plan.loop is not None:
+        lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples", *lines]
+    return "\n".join(lines)
 
 
 def framework_of(policy: str) -> str:
@@ -81,7 +92,8 @@ def _verl(plan: Deployment) -> list[str]:
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"+{at}.engine_kwargs.vllm.speculative_config='{_hydra(drafts)}'")
-    return [*remarks, *lines]
+    training = verl_training(plan.loop) if plan.loop else []
+    return [*remarks, *lines, *training]
 
 
 def _skyrl(plan: Deployment) -> list[str]:
@@ -96,8 +108,9 @@ def _skyrl(plan: Deployment) -> list[str]:
     ]
     drafts = speculative_config(plan, shape)
     if drafts is not None:
-        lines.append(f"++{at}.engine_init_kwargs.speculative_config='{_hydra(drafts)}'")
-    return [*remarks, *lines]
+        lines.append(f"{at}.speculative_config='{_hydra(drafts)}'")
+    training = skyrl_training(plan.loop) if plan.loop else []
+    return [*remarks, *lines, *router(plan, f"{at}.router_init_kwargs.policy={{}}"), *training]
 
 
 def _slime(plan: Deployment) -> list[str]:
@@ -108,7 +121,8 @@ def _slime(plan: Deployment) -> list[str]:
         f"--sglang-max-running-requests {plan.cluster.max_running}",
         f"--sglang-server-concurrency {plan.cluster.max_running}",
     ]
-    return [*remarks, *lines, *sglang_options(plan, shape)]
+    training = slime_training(plan.loop) if plan.loop else []
+    return [*remarks, *lines, *sglang_options(plan, shape), *training]
 
 
 def _vime(plan: Deployment) -> list[str]:
@@ -123,7 +137,8 @@ def _vime(plan: Deployment) -> list[str]:
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"--vllm-speculative-config {shlex.quote(json.dumps(drafts))}")
-    return [*remarks, *lines]
+    training = slime_training(plan.loop) if plan.loop else []
+    return [*remarks, *lines, *router(plan, "--vllm-router-policy {}"), *training]
 
 
 def _prime_rl(plan: Deployment) -> list[str]:
@@ -141,7 +156,12 @@ def _prime_rl(plan: Deployment) -> list[str]:
     if drafts is not None:
         pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in drafts.items())
         lines.append(f"speculative_config = {{ {pairs} }}")
+    lines += ["", "[inference.deployment]", *router(plan, 'router_policy = "{}"')]
     lines += ["", "[orchestrator]", f"max_inflight_rollouts = {count * plan.cluster.max_running}"]
+    if plan.loop is not None:
+        if plan.loop.colocated:
+            raise ConfigError("prime-rl: its trainer and engines do not share GPUs")
+        lines += prime_rl_training(plan.loop)
     return [*remarks, *lines]
 
 
@@ -156,7 +176,8 @@ def _nemo_rl(plan: Deployment) -> list[str]:
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"++{at}.vllm_kwargs.speculative_config='{_hydra(drafts)}'")
-    return [*remarks, *lines]
+    training = nemo_rl_training(plan.loop) if plan.loop else []
+    return [*remarks, *lines, *training]
 
 
 def _vllm(plan: Deployment) -> list[str]:

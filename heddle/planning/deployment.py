@@ -17,6 +17,32 @@ if TYPE_CHECKING:
     from heddle.search.result import Judged, SearchResult
     from heddle.setup import RunSetup
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSplit:
+    """An RL loop around the engines: its regime, the trainer, and what both reach."""
+
+    regime: str
+    rollout_gpus: int
+    train_gpus: int
+    """All where they are shared."""
+    colocated: bool
+    most_staleness: int
+    """That the regime allows."""
+    bounded: bool
+    """False: the regime has no bound of staleness."""
+    train_tp: int
+    train_pp: int
+    batch: int
+    """Samples."""
+    mean_staleness: float
+    """On the trace itself, as the next two."""
+    wasted_share: float
+    """Output tokens that are thrown away, of all."""
+    length_bias: float
+    """Mean output of a trained trajectory over that of a started one."""
+
+
 POLICY: Final = "heddle"
 """Of verl's router, which leaves the engines to verl."""
 SERVED_POLICY: Final = "heddle+fixed+keep_engines"
@@ -47,6 +73,7 @@ class Deployment:
         ConfigError: there are none.
     """
     makespan_s: float
+    loop: LoopSplit | None = None
 
     @property
     def mix(self) -> dict[EngineShape, int]:
@@ -123,6 +150,7 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
         tasks=frozenset(setup.workload.scripts.trajectory("task").words),
         uniform=uniform,
         makespan_s=best.makespan_s.mean,
+        loop=best.loop,
     )
 
 

@@ -1,7 +1,7 @@
 """Speculative decoding of a plan's engines, as vLLM, SkyRL and slime name it.
 
 Keys of 2026: vLLM's `speculative_config`, which verl (`engine_kwargs.vllm`) and SkyRL
-(`engine_init_kwargs`) pass on; slime's options of SGLang.
+(`speculative_config`) pass on; slime's options of SGLang.
 """
 
 import json
@@ -44,7 +44,7 @@ def other_frameworks(plan: Deployment) -> list[str]:
     pairs = ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items())
     return [
         "The same drafts in SkyRL:",
-        f"  ++generator.inference_engine.engine_init_kwargs.speculative_config={{{pairs}}}",
+        f"  generator.inference_engine.speculative_config={{{pairs}}}",
         "In slime, whose engines take one number of drafts for all batch sizes:",
         f"  {' '.join(sglang_options(plan, shape))}",
     ]

@@ -4,15 +4,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
+from heddle.loops.config import loop_of
 from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
 from heddle.search.answered import Answered
+from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult, search
 from heddle.search.verdict import (
     Recommendation,
@@ -23,11 +26,13 @@ from heddle.search.verdict import (
 )
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
+from heddle_sim.training import TrainingError
 
 ONE_TYPE_EACH = (
     "clusters to compare are of one GPU class each, all of whose engines prefill and decode: leave "
     "out cluster.pool and cluster.roles, or give one cluster"
 )
+BEST: Final = "best"
 OnCluster: TypeAlias = Callable[[str, str, int, int], None]
 """Called with the cluster, and with what `heddle.search.race.OnRound` has."""
 
@@ -46,7 +51,7 @@ class SearchedCluster:
     @property
     def gpus(self) -> Mapping[str, int]:
         """GPUs by type."""
-        return self.found.setup.profiles.pools
+        return self.found.gpus
 
     @property
     def makespan_s(self) -> float:
@@ -112,8 +117,8 @@ class SearchedClusters(Answered):
 
     def rows(self) -> list[dict[str, Any]]:
         """What was judged there as JSON, the recommended first."""
-        found, pools = self.taken.found, self.taken.found.setup.profiles.pools
-        return [plain_setting(each, pools, found.cost(each)) for each in found.judged]
+        found = self.taken.found
+        return [plain_setting(each, found.gpus, found.cost(each)) for each in found.judged]
 
 
 def search_clusters(
@@ -125,9 +130,12 @@ def search_clusters(
     objective: Objective | None = None,
     budget_s: float | None = None,
     on_round: OnCluster | None = None,
+    regimes: Sequence[str] = (),
+    splits: Mapping[str, Choice] | None = None,
     **given: Any,
 ) -> SearchedClusters:
-    """Search every number of `gpus` of every class, as `heddle.search.result.search` does.
+    """Search every number of `gpus` of every class, as `heddle.search.result.search` does; with
+    `regimes`, for a loop, at `splits`, which are `train_gpus` and `tps` of `search_loops`.
 
     The recommended cluster keeps the limits with the least of the objective, by default dollars
     where there is a deadline; of clusters within 2 % of it, the other measure decides. The time of
@@ -147,6 +155,7 @@ def search_clusters(
     rows: list[SearchedCluster] = []
     left_out: dict[str, str] = {}
     shared = Workspace()
+    search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
     for gpu, count in pairs:
         name = f"{count} x {gpu}"
         if rows and not rows[-1].found.complete and budget_s is None:
@@ -156,7 +165,7 @@ def search_clusters(
         if not cluster.pool:
             cluster = replace(cluster, gpu=gpu, gpus=count)
         try:
-            found = search(
+            found = search_one(
                 replace(config, cluster=cluster),
                 prices=prices,
                 budget_s=None if budget_s is None else budget_s / len(pairs),
@@ -164,7 +173,7 @@ def search_clusters(
                 on_round=on_round and partial(on_round, name),
                 **given,
             )
-        except (CapacityError, ConfigError) as error:
+        except (CapacityError, ConfigError, TrainingError) as error:
             if len(pairs) == 1:
                 raise
             left_out[name] = str(error)
@@ -180,6 +189,13 @@ def search_clusters(
     return SearchedClusters(
         clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
     )
+
+
+def _search_loop(
+    regimes: Sequence[str], splits: Mapping[str, Choice], config: RunConfig, **given: Any
+) -> SearchResult:
+    train_gpus, tps = splits.get("train_gpus", BEST), splits.get("tps", BEST)
+    return search_loops(loop_of(config, regimes), train_gpus=train_gpus, tps=tps, **given)
 
 
 def _alone(rows: Sequence[SearchedCluster], limits: RolloutLimits) -> str:
@@ -240,7 +256,7 @@ def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, 
         "clusters": [
             {
                 "name": row.name,
-                **plain_setting(row.found.best, row.found.setup.profiles.pools, row.cost),
+                **plain_setting(row.found.best, row.found.gpus, row.cost),
                 "bound_s": row.found.bound_s,
                 "in_time": not result.limits.late(row),
                 "in_budget": not result.limits.over_budget(row),

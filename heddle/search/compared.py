@@ -136,7 +136,6 @@ def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[
         "verdict": verdict(answer),
         "recommended": {
             **plain_setting(best, comparison.profiles.pools, cost),
-            "loop": None,
             "command": None if words is None else command_of(best, words),
             "export": blocks(deployment_of_comparison(comparison, answer)),
         },

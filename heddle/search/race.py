@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant, with_policy
@@ -33,6 +33,8 @@ LAST: Final = 5
 """Candidates of all further ones."""
 JUDGED: Final = 4
 """Policies that are judged, beside those that are always."""
+FEWEST, MOST = 4, 8
+"""Draws of a half."""
 TRAJECTORIES: Final = 4_000
 """Trajectories of all draws together that a finalist runs."""
 SAME: Final = 0.01
@@ -55,42 +57,40 @@ class Job:
 
 
 class Race:
-    """Makespans of candidates by draw."""
+    """Times of candidates by draw: makespans, or steps of an RL loop."""
 
     def __init__(
         self,
-        config: RunConfig,
-        workspace: Workspace,
+        shared: Any,
+        simulate: Callable[[Any, Job, Report | None], tuple[float, float]],
         *,
+        draws: int,
+        steps: int,
         jobs: int | None = None,
         budget_s: float | None = None,
         on_round: OnRound | None = None,
     ) -> None:
-        """`config` has the cluster whose workload is drawn from.
+        """`simulate` makes the time and the wall time of a job from what all jobs share.
+
+        Each half of the prompts has so many `draws`; a simulation has about so many `steps`.
 
         Raises:
             ConfigError: `jobs` is below 1.
         """
         require(jobs is None or jobs >= 1, f"jobs must be 1 or more, not {jobs}")
-        self._config, self._workspace, self._jobs = config, workspace, jobs
+        self._shared, self._simulate, self._jobs = shared, simulate, jobs
+        self.draws, self._steps = draws, steps
         self._ends_s = None if budget_s is None else time.monotonic() + budget_s
         self._on_round = on_round
-        self._workload = workspace.workload(config)
-        self._steps = sum(len(script.steps) for script in self._workload.scripts)
         self.simulations = 0
         self.made: dict[Half, dict[Variant, dict[int, float]]] = {
             "search": defaultdict(dict),
             "judge": defaultdict(dict),
             "whole": defaultdict(dict),
         }
-        """Makespan by candidate and number of the draw; infinite where it was stopped."""
+        """Time by candidate and number of the draw; infinite where it was stopped."""
         self.slowest_s = 0.0
         """Wall time of the longest simulation."""
-
-    @property
-    def draws(self) -> int:
-        """Drawn rollouts of each half."""
-        return max(4, min(8, TRAJECTORIES // self._workload.trajectories))
 
     @property
     def over(self) -> bool:
@@ -133,8 +133,8 @@ class Race:
             watch = partial(self._watched, best, len(jobs))
         found = run_all(
             "processes",
-            (self._workspace, self._config),
-            _makespan_s,
+            self._shared,
+            self._simulate,
             jobs,
             jobs=self._jobs,
             steps=len(jobs) * self._steps,
@@ -151,7 +151,7 @@ class Race:
             self._on_round(best, sum(done), count)
 
     def ranked(self, half: Half = "search") -> list[Variant]:
-        """Candidates of a half, those of most draws first, then by mean makespan."""
+        """Candidates of a half, those of most draws first, then by mean time."""
         made = self.made[half]
         finished = [each for each in made if NEVER not in made[each].values()]
         return sorted(finished, key=lambda each: (-len(made[each]), fmean(made[each].values())))
@@ -188,12 +188,37 @@ class Race:
 
 
 def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[str, float]:
-    """The least makespan of a draw by policy."""
+    """The least time of a draw by policy."""
     best: dict[str, float] = {}
     for each, times in made.items():
         if number in times:
             best[each.policy] = min(times[number], best.get(each.policy, NEVER))
     return best
+
+
+def race_of(
+    config: RunConfig,
+    workspace: Workspace,
+    *,
+    jobs: int | None = None,
+    budget_s: float | None = None,
+    on_round: OnRound | None = None,
+) -> Race:
+    """A race of rollouts; `config` has the cluster whose workload is drawn from.
+
+    Raises:
+        ConfigError: `jobs` is below 1.
+    """
+    workload = workspace.workload(config)
+    return Race(
+        (workspace, config),
+        _makespan_s,
+        draws=max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories)),
+        steps=sum(len(script.steps) for script in workload.scripts),
+        jobs=jobs,
+        budget_s=budget_s,
+        on_round=on_round,
+    )
 
 
 def _makespan_s(

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
+from heddle.planning.deployment import LoopSplit
 from heddle.planning.plan import arrived
 from heddle.runs.bound import alone_s
 from heddle.search.draws import check_groups, check_history, places
@@ -26,6 +27,7 @@ from heddle.search.race import (
     OnRound,
     Race,
     drafted,
+    race_of,
     with_drafts,
     with_slots,
 )
@@ -52,10 +54,12 @@ class Judged:
 
     candidate: Variant
     makespan_s: PredictionInterval
+    """Of a rollout; of an RL loop, the mean time of a batch."""
     times: tuple[float, ...]
     """By drawn rollout, in seconds."""
     engines: tuple[tuple[EngineShape, int], ...]
     """Shapes and counts, the widest first."""
+    loop: LoopSplit | None = None
 
     @property
     def setting(self) -> str:
@@ -101,6 +105,8 @@ class SearchResult:
     """`FIRST` with the cluster's own engines, where they hold the trace."""
     bound_s: float
     prices: Prices
+    gpus: Mapping[str, int]
+    """All GPUs by type, those of a trainer too."""
     simulations: int
     seconds: float
     complete: bool
@@ -113,8 +119,8 @@ class SearchResult:
         return self.judged[0]
 
     def cost(self, each: Judged) -> RunCost:
-        """Of one rollout, in the mean."""
-        return self.prices.cost(self.setup.profiles.pools, each.makespan_s.mean)
+        """Of one rollout, or batch of a loop, in the mean."""
+        return self.prices.cost(self.gpus, each.makespan_s.mean)
 
 
 def search(
@@ -155,7 +161,7 @@ def search(
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
-    race = Race(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     complete = True
     try:
         _rounds(race, config, candidates, slots, tried, shared)
@@ -177,11 +183,12 @@ def search(
     return SearchResult(
         setup=setups[chosen],
         judged=(judged[chosen], *sorted(others, key=lambda each: each.makespan_s.mean)),
-        tried=_tried(race),
-        ties=tuple(_name(each) for each in (best, *ties) if each is not chosen),
+        tried=tried_of(race),
+        ties=tuple(name_of(each) for each in (best, *ties) if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
+        gpus=setups[chosen].profiles.pools,
         simulations=race.simulations,
         seconds=time.monotonic() - began_s,
         complete=complete and not race.over,
@@ -189,7 +196,8 @@ def search(
     )
 
 
-def _tried(race: Race) -> tuple[Tried, ...]:
+def tried_of(race: Race) -> tuple[Tried, ...]:
+    """All candidates of a race, those of most draws first."""
     made = race.made["search"]
     ended = race.ranked()
     rest = [each for each in made if each not in set(ended)]
@@ -203,10 +211,14 @@ def _tried(race: Race) -> tuple[Tried, ...]:
     )
 
 
-def _name(candidate: Variant) -> str:
+def name_of(candidate: Variant) -> str:
+    """A candidate in words."""
     cluster = candidate.cluster
     engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
-    return f"{candidate.policy} with {engines}, {cluster.max_running} slots"
+    name = f"{candidate.policy} with {engines}, {cluster.max_running} slots"
+    if not candidate.regime:
+        return name
+    return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}"
 
 
 def _others(race: Race, chosen: Variant) -> list[Variant]:
@@ -265,9 +277,8 @@ def _simplicity(
     race: Race, candidate: Variant, config: RunConfig, workspace: Workspace
 ) -> tuple[int, bool, int, float]:
     """Order of ties: few mechanisms, presets first, wide engines, then the least mean."""
-    mechanisms = _mechanisms(_setup(config, candidate, workspace).policy)
     return (
-        mechanisms,
+        mechanisms(_setup(config, candidate, workspace).policy),
         "+" in candidate.policy,
         -candidate.cluster.tp,
         fmean(race.made["search"][candidate].values()),
@@ -321,7 +332,7 @@ def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:
     return tuple(sorted(counts.items(), key=lambda each: -each[0].gpus))
 
 
-def _mechanisms(policy: Policy) -> int:
+def mechanisms(policy: Policy) -> int:
     """Parts of a policy that do more than the least of their kind."""
     least: tuple[tuple[object, type], ...] = (
         (policy.predictor, NoPrediction),

@@ -29,6 +29,7 @@ from heddle.search.race import (
     OnRound,
     Race,
     drafted,
+    race_of,
     with_drafts,
     with_slots,
 )
@@ -108,7 +109,7 @@ def tuned(
         settings=tuple(replace(c, max_running=own.max_running) for c in settings.settings),
     )
     candidates = settings.variants(config, policies, workspace)
-    race = Race(config, workspace, jobs=jobs, on_round=on_round)
+    race = race_of(config, workspace, jobs=jobs, on_round=on_round)
     count = _rounds(race, candidates, numbers, ways, seeds)
     comes = [
         drafted(c, ways[:1]) for c in candidates if c.policy == FIRST and c.cluster.tp == own.tp

@@ -1,14 +1,14 @@
 """The sentence that says what to run, and the same as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import without_acceptance
 from heddle.cost.prices import RunCost
 from heddle.planning.blocks import blocks
-from heddle.planning.deployment import deployment_of_search
+from heddle.planning.deployment import LoopSplit, deployment_of_search
 from heddle.search.policies import FIRST, OURS
 from heddle.search.result import Judged, SearchResult
 
@@ -56,20 +56,29 @@ def verdict(answer: Recommendation) -> str:
     """What to run, in a sentence or more."""
     best = answer.judged[0]
     spread = best.makespan_s
-    text = f"Run {_named(best)}: {_seconds(spread.mean)} s"
+    of = " a batch" if best.loop is not None else ""
+    text = f"Run {_named(best)}: {_seconds(spread.mean)} s{of}"
     if spread.high > spread.low:
         text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
-    others = [each for each in answer.judged[1:] if each.candidate.policy != best.candidate.policy]
+    mine = best.candidate
+    others = [
+        each
+        for each in answer.judged[1:]
+        if (each.candidate.policy, each.candidate.regime) != (mine.policy, mine.regime)
+    ]
     if others:
         text += f", {_against(best, others[0])} the next best, {_named(others[0])}"
     comes = answer.as_it_comes
-    if comes is not None and comes.candidate.name != best.candidate.name:
-        ratio = faster(best, comes).mean
-        text += f", and {ratio:.2f}x as fast as {FIRST} as it comes ({comes.setting})"
+    if comes is not None and comes.candidate != mine:
+        ratio, regime = faster(best, comes).mean, comes.candidate.regime
+        first = f"{regime} under {FIRST}" if regime else FIRST
+        text += f", and {ratio:.2f}x as fast as {first} as it comes ({comes.setting})"
     text += "."
-    mine = [each for each in others[1:] if each.candidate.policy.partition("+")[0] == OURS[0]]
-    if mine and best.candidate.policy.partition("+")[0] != OURS[0]:
-        text += f" It is {_against(best, mine[0])} {mine[0].candidate.policy}."
+    if best.loop is not None:
+        text += f" {_staleness(best.loop)}"
+    ours = [each for each in others[1:] if each.candidate.policy.partition("+")[0] == OURS[0]]
+    if ours and mine.policy.partition("+")[0] != OURS[0]:
+        text += f" It is {_against(best, ours[0])} {ours[0].candidate.policy}."
     if answer.difference:
         text += f" The difference: {answer.difference}."
     text += f" {answer.bound_of} can be faster than {_seconds(answer.bound_s)} s."
@@ -93,7 +102,20 @@ def _against(best: Judged, other: Judged) -> str:
 def _named(each: Judged) -> str:
     drafts = each.candidate.cluster.speculation
     with_drafts = "" if drafts == "off" else f" and {without_acceptance(drafts)} drafts"
-    return f"{each.candidate.policy} with {each.setting}{with_drafts}"
+    name = f"{each.candidate.policy} with {each.setting}{with_drafts}"
+    if each.loop is None:
+        return name
+    trained = "trained in turn" if each.loop.colocated else f"{each.loop.train_gpus} GPUs training"
+    return f"{each.loop.regime} under {name}, {trained}"
+
+
+def _staleness(loop: LoopSplit) -> str:
+    """How old trained trajectories are, and what is thrown away."""
+    most = f", at most {loop.most_staleness}" if loop.bounded else ", without a bound"
+    text = f"Trained trajectories are {loop.mean_staleness:.2g} versions old in the mean{most}"
+    if loop.wasted_share >= 0.005:
+        text += f"; {loop.wasted_share:.0%} of tokens are thrown away".replace("%", " %")
+    return f"{text}."
 
 
 def command_of(each: Judged, words: Sequence[str]) -> list[str]:
@@ -110,6 +132,15 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
     if cluster.roles and not any("cluster.roles" in word for word in words):
         words = [*words, "--set", f"cluster.roles={cluster.roles}"]
     drafts = [] if cluster.speculation == "off" else ["--speculation", cluster.speculation]
+    if each.loop is not None:
+        split = [] if each.loop.colocated else ["--set", f"loop.train_gpus={each.loop.train_gpus}"]
+        return [
+            *("heddle", "loop", *words, "--regimes", each.loop.regime),
+            *("--policy", each.candidate.policy),
+            *([] if each.candidate.planned else ["--tp", str(cluster.tp)]),
+            *("--max-running", str(cluster.max_running)),
+            *(*split, *drafts),
+        ]
     return [
         *("heddle", "compare", *words),
         *("--policies", each.candidate.policy),
@@ -133,13 +164,12 @@ def _without(words: Sequence[str], *keys: str) -> list[str]:
 def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
     """As JSON; equal inputs give equal values but for `searched.seconds`."""
     setup = result.setup
-    trace, cluster = setup.workload.trace, setup.config.cluster
+    trace = setup.workload.trace
     return {
         "schema": SCHEMA,
         "verdict": verdict_of_search(result),
         "recommended": {
             **_plain(result, result.best),
-            "loop": None,
             "command": command_of(result.best, words),
             "export": blocks(deployment_of_search(result)),
         },
@@ -161,19 +191,19 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
             **setup.workload.filled,
         },
         "cluster": {
-            "gpus": cluster.gpus,
-            "gpu": ", ".join(setup.profiles.pools),
+            "gpus": sum(result.gpus.values()),
+            "gpu": ", ".join(result.gpus),
             "model": setup.profiles.model,
             "profile": setup.profiles.name,
             **setup.profiles.marks,
         },
         "history": setup.history.plain(),
-        "prices": result.prices.plain(setup.profiles.pools),
+        "prices": result.prices.plain(result.gpus),
     }
 
 
 def _plain(result: SearchResult, each: Judged) -> dict[str, Any]:
-    return plain_setting(each, result.setup.profiles.pools, result.cost(each))
+    return plain_setting(each, result.gpus, result.cost(each))
 
 
 def plain_setting(each: Judged, pools: Mapping[str, int], cost: RunCost) -> dict[str, Any]:
@@ -188,8 +218,11 @@ def plain_setting(each: Judged, pools: Mapping[str, int], cost: RunCost) -> dict
             for shape, count in each.engines
         ],
         "tp": each.engines[0][0].tp if len(each.engines) == 1 else None,
-        "gpus": cluster.gpus,
+        "gpus": sum(pools.values()),
         "gpu": gpus[0] if len(gpus) == 1 else None,
         "makespan_s": each.makespan_s.plain(),
         **cost.plain(),
+        "loop": None
+        if each.loop is None
+        else {**asdict(each.loop), "batch_s": each.makespan_s.plain()},
     }

@@ -165,7 +165,7 @@ def test_ties_are_near_and_not_significant(config: RunConfig):
     # Both are the same policy here: fewer pins than 10,000 are no limit.
     assert found.best.candidate.policy == "verl"
     assert any(each.startswith("verl-2026") for each in found.ties)
-    race = Race(config, shared)
+    race = race_of(config, shared)
     assert race.draws == 8
 
 

@@ -19,7 +19,6 @@ from heddle.cost.objective import Objective
 from heddle.cost.prices import Prices, prices_of, shipped_prices
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.plan import plan_loop
 from heddle.loops.splits import splits
 from heddle.planning.plan import plan
 from heddle.runs import load_run
@@ -189,19 +188,6 @@ def test_a_loop_pays_for_engines_trainer_and_rewards(prompts: str, tmp_path: Pat
     assert kept.config.prices == {"h100": 2.7}
 
 
-def test_a_plan_of_a_loop_has_costs_of_estimates_and_of_simulations(prompts: str):
-    made = plan_loop(splits(loop(prompts), [2, 4], [2]), simulate=1)
-    first, second = made.plain()["estimates"]
-    for row in (first, second):
-        hours = 8 * row["estimated_step_s"] / 12 * 1000 / 3600
-        assert row["estimated_gpu_hours_per_1k_samples"] == pytest.approx(hours)
-        assert row["estimated_dollars_per_1k_samples"] == pytest.approx(2.7 * hours)
-    simulated = made.simulated[0].cost_per_1k_samples.dollars
-    assert first["simulated_dollars_per_1k_samples"] == simulated
-    assert second["simulated_dollars_per_1k_samples"] is None
-    assert made.plain()["best_simulated_dollars_per_1k_samples"] == simulated
-
-
 # -- prices of one's own, and none ----------------------------------------------------------------
 
 
@@ -329,9 +315,8 @@ def test_a_loop_is_not_ranked_by_cost_without_a_price(
 ):
     monkeypatch.setattr("heddle.cost.prices.shipped_prices", dict)
     made = splits(loop(prompts), [2], [2])
-    for refuse in (compare_regimes, plan_loop):
-        with pytest.raises(ConfigError, match=r"h100 has none: give --set prices\.h100=DOLLARS"):
-            refuse(made, objective="cost")
+    with pytest.raises(ConfigError, match=r"h100 has none: give --set prices\.h100=DOLLARS"):
+        compare_regimes(made, objective="cost")
     (row,) = compare_regimes(made).regimes
     assert row.plain()["dollars_per_1k_samples"] is None
     assert row.plain()["gpu_hours_per_1k_samples"] > 0.0
@@ -369,7 +354,7 @@ def test_the_best_setting_follows_the_objective():
     assert best_of("cost") == ["small"]
 
 
-def test_splits_and_plans_of_a_loop_follow_the_objective(prompts: str):
+def test_splits_of_a_loop_follow_the_objective(prompts: str):
     # Twice the engines make a step shorter, and not twice as short.
     both = [*splits(loop(prompts, gpus=4), [2], [2]), *splits(loop(prompts, gpus=16), [2], [2])]
     fast = compare_regimes(both)
@@ -382,9 +367,6 @@ def test_splits_and_plans_of_a_loop_follow_the_objective(prompts: str):
     assert dollars[0] is not None
     assert dollars[1] is not None
     assert dollars[0] < dollars[1]
-    assert plan_loop(both, simulate=2).best[0].setup.gpus == 16
-    assert plan_loop(both, simulate=2, objective="cost").best[0].setup.gpus == 4
-    assert plan_loop(both, simulate=1, objective="cost").estimates[0].setup.gpus == 4
 
 
 def test_prices_of_classes_decide_by_cost(prompts: str):
@@ -433,10 +415,6 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output
     assert "h100 at $36.00 a GPU-hour (given)" in shown.output
-    planned = heddle("plan", *CLOSED_FORM, prompts, *options, "--set", "plan.objective=cost")
-    assert planned.exit_code == 0, planned.output
-    assert "best by cost" in planned.output
-    assert "plan.objective=cost" in planned.output.splitlines()[-1]
 
 
 def test_the_pages_list_the_keys_of_costs():

@@ -45,7 +45,7 @@ def changed(path: Path, change) -> str:
 
 
 def figures(trace: str, name: str, **changes: object) -> LoopFigures:
-    return run_loop(prepared(trace, name, **changes), lambda: None)[0]
+    return run_loop(prepared(trace, name, **changes), lambda _: None)[0]
 
 
 def test_seconds_of_a_step_are_what_its_trainer_did_or_waited_for(trace: str):

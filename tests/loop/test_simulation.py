@@ -175,7 +175,7 @@ def test_one_step_off_trains_while_it_generates(trace: str):
 def test_a_trainer_that_takes_long_sets_the_pace_of_an_asynchronous_loop(trace: str):
     setup = prepared(trace, "areal")
     slow = replace(setup, world=replace(setup.world, train_s=lambda tokens, pool_trains: 5_000.0))
-    figures, _, _ = run_loop(slow, lambda: None)
+    figures, _, _ = run_loop(slow, lambda _: None)
     assert figures.mean_step_s == pytest.approx(5_000.0 + setup.world.update_s, rel=0.01)
     assert figures.training_s == pytest.approx(STEPS * 5_000.0)
 
@@ -321,7 +321,9 @@ def test_tokens_of_cancelled_steps_count_as_wasted(trace: str):
     decoded = sum(engine._model.decoded_tokens for engine in engines)
     assert lost > 0
     assert reported + lost == decoded
-    figures, _, _ = run_loop(prepared(trace, "rollpacker:eta_prompts=1.5:eta_responses=1.5"), int)
+    figures, _, _ = run_loop(
+        prepared(trace, "rollpacker:eta_prompts=1.5:eta_responses=1.5"), lambda _: None
+    )
     assert figures.wasted_tokens + figures.all_trained_tokens == decoded
 
 
@@ -369,8 +371,8 @@ def test_what_a_loop_cannot_do_is_refused(trace: str, tmp_path: Path):
 
 def test_gradients_of_complete_groups_shorten_a_step_and_train_the_same_batch(trace: str):
     late, early = prepared(trace, "heddle-loop:accumulate_from=0"), prepared(trace, "heddle-loop")
-    waiting, _, _ = run_loop(late, lambda: None)
-    figures, _, trained = run_loop(early, lambda: None)
+    waiting, _, _ = run_loop(late, lambda _: None)
+    figures, _, trained = run_loop(early, lambda _: None)
     assert figures.mean_step_s < waiting.mean_step_s
     assert len(trained) == STEPS * GROUPS * SAMPLES
     core = run(prepared(trace, "heddle-loop"))
@@ -445,7 +447,7 @@ def test_gpus_whose_switch_fails_return_to_where_they_were(trace: str, name: str
 
 def test_switches_of_gpus_are_counted(trace: str):
     setup = prepared(trace, SMALL["verl-separate-async"], switch_failure_rate=0.5)
-    figures, _, _ = run_loop(setup, lambda: None)
+    figures, _, _ = run_loop(setup, lambda _: None)
     assert figures.gpu_switches > figures.failed_switches > 0
     with pytest.raises(ConfigError, match="by turns, which sync has none of"):
         compare_regimes([config(trace, "sync", switch_failure_rate=0.5)])
@@ -482,7 +484,7 @@ def test_a_run_directory_of_a_pool_is_replayed_where_its_slots_bind(trace: str, 
 
 def test_waiting_for_lent_gpus_is_no_waiting_for_rewards(trace: str):
     setup = prepared(trace, SMALL["verl-separate-async"] + ":num_warmup_batches=0")
-    figures, _, _ = run_loop(setup, lambda: None)
+    figures, _, _ = run_loop(setup, lambda _: None)
     assert figures.mean_split["reward"] == pytest.approx(0.0, abs=1e-9)
 
 
@@ -491,7 +493,7 @@ def test_the_bound_does_not_count_what_parts_of_a_batch_cost(trace: str):
     bounds = []
     for name in ("heddle-loop", "heddle-loop:accumulate_from=0"):
         setup = prepared(trace, name, **many)
-        figures, _, trained = run_loop(setup, lambda: None)
+        figures, _, trained = run_loop(setup, lambda _: None)
         bounds.append((setup.bound_s(trained, figures), figures.training_s))
     assert bounds[0][1] > 1.1 * bounds[1][1]
     assert bounds[0][0] < bounds[0][1]

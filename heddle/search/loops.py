@@ -1,0 +1,387 @@
+"""How to train: the best regime, split of the GPUs, policy and setting of an RL loop.
+
+A race as that of rollouts (`heddle.search.result`), whose candidates are loops of all batches on
+prompts that are drawn from half of the trace; the best is judged on the other half. What engines
+and trainer need at least only says which splits are simulated first, and which not at all.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Final
+
+from heddle.comparison.tuning import Choice, Variant, running_steps, speculations, with_policy
+from heddle.cost.prices import Prices
+from heddle.executor import Report
+from heddle.loops.comparison import compare_regimes, run_loop
+from heddle.loops.config import LoopConfig
+from heddle.loops.result import RegimeResult, plans
+from heddle.loops.setup import LoopSetup, prepare_loop
+from heddle.loops.splits import splits
+from heddle.planning.deployment import LoopSplit
+from heddle.search.draws import check_groups, check_history, drawn
+from heddle.search.interval import prediction_interval
+from heddle.search.makespan import PassedError
+from heddle.search.policies import FIRST, is_other_system, shipped
+from heddle.search.race import (
+    FEWEST,
+    FINALISTS,
+    LAST,
+    NEAR,
+    NEVER,
+    WIDE,
+    Job,
+    OnRound,
+    Race,
+    drafted,
+    with_slots,
+)
+from heddle.search.result import (
+    OWN_ENGINES,
+    Judged,
+    SearchResult,
+    engines_of,
+    mechanisms,
+    name_of,
+    tried_of,
+)
+from heddle.setup import Workspace, makespan_bound
+from heddle.workload import CapacityError, Workload
+from heddle_core.events import Trained
+from heddle_sim.training import TrainingError
+
+REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
+"""Tried where none is named: the simplest first."""
+SPLITS_KEPT: Final = 4
+"""Settings that are tried under other policies, and then with other numbers of running steps."""
+JUDGED: Final = 2
+"""Settings that are judged beside the best and the first policy's."""
+
+
+def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
+    """The loop of a candidate."""
+    run = with_policy(config.run, candidate.policy, candidate.cluster)
+    return replace(
+        config, run=run, regimes=(candidate.regime,), train_gpus=candidate.train_gpus, seeds=1
+    )
+
+
+def search_loops(
+    config: LoopConfig,
+    *,
+    train_gpus: Choice,
+    tps: Choice,
+    policies: Sequence[str] | None = None,
+    slots: Sequence[int] | None = None,
+    speculation: str | None = None,
+    prices: Prices,
+    jobs: int | None = None,
+    budget_s: float | None = None,
+    workspace: Workspace | None = None,
+    on_round: OnRound | None = None,
+) -> SearchResult:
+    """Find the loop with the shortest batch, on prompts like those of the trace.
+
+    `config.run.cluster.gpus` are all GPUs. Candidates are its regimes at every split and TP degree
+    (`heddle.loops.splits.splits`), under each of `policies`, by default all shipped ones; further
+    arguments as of `heddle.search.result.search`. Settings whose trainer or engines do not fit are
+    left out, unless none fits.
+
+    Raises:
+        ConfigError: too few groups to judge on, or a value that cannot be used.
+        ValueError: any other of the packages' errors for bad input.
+        WorkerError: a process was killed.
+    """
+    began_s = time.monotonic()
+    shared = Workspace() if workspace is None else workspace
+    names = list(policies or [*shipped(config.run), OWN_ENGINES])
+    found = _Loops(config, names, shared)
+    first = found.of(splits(config, train_gpus, tps))
+    check_groups(found.workload.scripts)
+    shared.history(config.run, found.workload.trace)
+    check_history(config.run, found.workload.trace)
+    race = found.race(jobs=jobs, budget_s=budget_s, on_round=on_round)
+    ways = () if speculation is None else speculations(config.run.cluster, speculation)
+    numbers = running_steps(
+        config.run.cluster, shared.profiles(next(iter(first)).cluster), slots or "best"
+    )
+    complete = True
+    try:
+        _rounds(race, found, first, numbers, ways)
+    except KeyboardInterrupt:
+        if not race.ranked():
+            raise
+        complete = False
+    best = race.ranked()[0]
+    ties = race.ties(best)
+    chosen = min((best, *ties), key=lambda each: found.simplicity(each, race))
+    comes = [each for each in first if _as_it_comes(each, config)][:1]
+    compared = list(dict.fromkeys([chosen, *_others(race, chosen), *comes]))
+    race.run(compared, range(race.draws), half="judge", always=True)
+    judged = {each: found.judged(race, each) for each in compared}
+    rest = sorted(
+        (judged[each] for each in compared[1:] if each not in comes),
+        key=lambda each: each.makespan_s.mean,
+    )
+    setup = found.setup(chosen)
+    return SearchResult(
+        setup=setup.run,
+        judged=(judged[chosen], *rest),
+        tried=tried_of(race),
+        ties=tuple(name_of(each) for each in (best, *ties) if each is not chosen),
+        as_it_comes=judged[comes[0]] if comes else None,
+        bound_s=found.row(chosen).bound_step_s,
+        prices=prices,
+        gpus=setup.gpus_by_class,
+        simulations=race.simulations,
+        seconds=time.monotonic() - began_s,
+        complete=complete and not race.over,
+        draws=race.draws,
+    )
+
+
+def _as_it_comes(candidate: Variant, config: LoopConfig) -> bool:
+    """Whether it is the first regime under `FIRST` with the split and TP degree of `config`."""
+    cluster = candidate.cluster
+    split = config.colocated or candidate.train_gpus == config.train_gpus
+    return (
+        split
+        and candidate.regime == config.regimes[0]
+        and cluster.tp == config.run.cluster.tp
+        and candidate.policy == FIRST
+    )
+
+
+class _Loops:
+    """Candidates of a search, and their set-ups on the whole trace."""
+
+    def __init__(self, config: LoopConfig, names: Sequence[str], workspace: Workspace) -> None:
+        self._config, self._names, self._workspace = config, names, workspace
+        self._setups: dict[Variant, LoopSetup | None] = {}
+        self._rows: dict[Variant, RegimeResult] = {}
+        self.workload: Workload
+        """Of the settings that hold the most trajectories."""
+
+    def setup(self, candidate: Variant) -> LoopSetup:
+        """Of a candidate that fits."""
+        setup = self._setups[candidate]
+        assert setup is not None
+        return setup
+
+    def of(self, tried: Iterable[LoopConfig]) -> list[Variant]:
+        """Every regime of each configuration under `FIRST`, or the first policy there is.
+
+        Raises:
+            ValueError: none fits.
+        """
+        policy = FIRST if FIRST in self._names else self._names[0]
+        made, failed = [], None
+        for each in tried:
+            for regime in each.regimes:
+                new = _candidate(policy, regime, each)
+                try:
+                    self._setups[new] = prepare_loop(
+                        on_loop(new, self._config), regime, workspace=self._workspace
+                    )
+                except (TrainingError, CapacityError) as error:
+                    failed = error
+                else:
+                    made.append(new)
+        if not made:
+            assert failed is not None
+            raise failed
+        most = max(self.setup(each).run.workload.trajectories for each in made)
+        made = [c for c in made if self.setup(c).run.workload.trajectories == most]
+        self.workload = self.setup(made[0]).run.workload
+        return made
+
+    def fits(self, candidate: Variant) -> bool:
+        """Whether its trainer and engines hold the trace."""
+        if candidate not in self._setups:
+            try:
+                self._setups[candidate] = prepare_loop(
+                    on_loop(candidate, self._config), candidate.regime, workspace=self._workspace
+                )
+            except (TrainingError, CapacityError):
+                self._setups[candidate] = None
+        setup = self._setups[candidate]
+        return setup is not None and setup.run.workload.trajectories == self.workload.trajectories
+
+    def under_all(self, kept: Iterable[Variant]) -> list[Variant]:
+        """The candidates under each policy; those that plan their engines once for a split."""
+        found: dict[object, Variant] = {}
+        for each in kept:
+            for name in self._names:
+                new = replace(each, name=name, policy=name)
+                if not self.fits(new):
+                    continue
+                if plans(self.setup(new)):
+                    new = self._planned(new)
+                cluster = new.cluster
+                tp = None if new.planned else cluster.tp
+                found.setdefault((new.regime, new.train_gpus, name, tp, cluster.max_running), new)
+        return list(found.values())
+
+    def _planned(self, candidate: Variant) -> Variant:
+        new = replace(candidate, planned=True)
+        self._setups[new] = self._setups[candidate]
+        return new
+
+    def least_s(self, candidate: Variant) -> float:
+        """About what a batch takes at least, in seconds: the trainer, and engines that are full."""
+        setup = self.setup(candidate)
+        run, regime = setup.run, setup.regime
+        size = regime.groups * regime.samples
+        bound = makespan_bound(run.workload, run.profiles, setup.config.run.cluster)
+        rollout_s = bound.capacity_s * size / run.workload.trajectories
+        last = [
+            each.steps[-1].prompt_tokens + each.steps[-1].output_tokens
+            for each in run.workload.scripts[:size]
+        ]
+        train_s = setup.world.train_s(last, False)
+        together = rollout_s + train_s
+        return together if setup.config.colocated else max(rollout_s, train_s)
+
+    def race(self, *, jobs: int | None, budget_s: float | None, on_round: OnRound | None) -> Race:
+        """Their race."""
+        config = self._config
+        scripts = self.workload.scripts
+        each = sum(len(script.steps) for script in scripts) / len(scripts)
+        return Race(
+            (self._workspace, config, self.workload),
+            _batch_s,
+            draws=FEWEST,
+            steps=int(each * config.batches * config.groups * config.samples),
+            jobs=jobs,
+            budget_s=budget_s,
+            on_round=on_round,
+        )
+
+    def row(self, candidate: Variant) -> RegimeResult:
+        """What it reaches on the trace itself."""
+        if candidate not in self._rows:
+            (row,) = compare_regimes([on_loop(candidate, self._config)]).tried
+            self._rows[candidate] = row
+        return self._rows[candidate]
+
+    def judged(self, race: Race, candidate: Variant) -> Judged:
+        """What it takes on prompts that the search has not seen."""
+        setup, row = self.setup(candidate), self.row(candidate)
+        times = tuple(race.made["judge"][candidate].values())
+        known = race.made["search"].get(candidate, {}).values()
+        return Judged(
+            candidate=candidate,
+            makespan_s=prediction_interval(times, [each for each in known if each < NEVER]),
+            times=times,
+            engines=engines_of(setup.run),
+            loop=LoopSplit(
+                regime=candidate.regime,
+                rollout_gpus=setup.config.run.cluster.gpus,
+                train_gpus=setup.train_gpus,
+                colocated=setup.config.colocated,
+                most_staleness=setup.regime.staleness.most,
+                bounded=setup.regime.staleness.counted_by != "nothing",
+                train_tp=setup.layout.tp,
+                train_pp=setup.layout.pp,
+                batch=setup.regime.groups * setup.regime.samples,
+                mean_staleness=row.mean_staleness,
+                wasted_share=row.wasted_share,
+                length_bias=row.length_bias,
+            ),
+        )
+
+    def simplicity(self, candidate: Variant, race: Race) -> tuple[int, int, bool, int, float]:
+        """Order of ties: regimes in their order, few mechanisms of the policy, then the mean."""
+        return (
+            self._config.regimes.index(candidate.regime),
+            mechanisms(self.setup(candidate).run.policy),
+            "+" in candidate.policy,
+            -candidate.cluster.tp,
+            fmean(race.made["search"][candidate].values()),
+        )
+
+
+def _candidate(policy: str, regime: str, config: LoopConfig) -> Variant:
+    return Variant(
+        name=policy,
+        policy=policy,
+        cluster=config.run.cluster,
+        swept=True,
+        baseline=is_other_system(policy),
+        regime=regime,
+        train_gpus=config.train_gpus,
+    )
+
+
+def _rounds(
+    race: Race,
+    found: _Loops,
+    first: Sequence[Variant],
+    numbers: Sequence[int],
+    ways: Sequence[str],
+) -> None:
+    """The rounds of a race, each of fewer candidates on more draws."""
+    least_s: Mapping[Variant, float] = {each: found.least_s(each) for each in first}
+    order = sorted(first, key=lambda each: least_s[each])
+    of_each = {each.regime: each for each in reversed(order)}
+    race.run(of_each.values(), [0], always=True)
+    best_s = min(times[0] for times in race.made["search"].values())
+    race.run((each for each in order if least_s[each] <= WIDE * best_s), [0], within=WIDE)
+    race.run(found.under_all(race.near(WIDE, SPLITS_KEPT)), [0], within=NEAR)
+    kept = race.near(NEAR, SPLITS_KEPT)
+    more = [with_slots(each, number) for each in kept for number in numbers]
+    race.run(filter(found.fits, more), [0], within=NEAR)
+    if ways:
+        kept = race.near(NEAR, SPLITS_KEPT)
+        more = [drafted(each, (way,)) for each in kept for way in ways]
+        race.run(filter(found.fits, more), [0], within=NEAR)
+    race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
+    race.run(race.near(NEAR, LAST), range(race.draws))
+
+
+def _others(race: Race, chosen: Variant) -> list[Variant]:
+    """The best of other regimes and policies, and the best of the first policy."""
+    by_kind: dict[tuple[str, str], Variant] = {}
+    for each in race.ranked():
+        by_kind.setdefault((each.regime, each.policy), each)
+    own = (chosen.regime, chosen.policy)
+    others = [each for kind, each in by_kind.items() if kind != own]
+    regimes = {each.regime: each for each in reversed(others) if each.regime != chosen.regime}
+    plain = [each for each in others if each.policy == FIRST]
+    return [*others[:1], *list(reversed(regimes.values()))[:JUDGED], *plain[:1]]
+
+
+def _batch_s(
+    shared: tuple[Workspace, LoopConfig, Workload],
+    job: Job,
+    report: Report | None,
+) -> tuple[float, float]:
+    """One loop of a race, as a job of an executor: mean time of a batch, and its wall time.
+
+    It is stopped where the measured batches take longer than the job allows all of them.
+    """
+    began_s = time.perf_counter()
+    workspace, config, workload = shared
+    setup = prepare_loop(
+        on_loop(job.candidate, config),
+        job.candidate.regime,
+        workspace=workspace,
+        workload=drawn(workload, job.draw, config.run.seed),
+    )
+    ends_s: list[float] = []
+    measured = config.batches - setup.first_measured
+
+    def trained(event: Trained) -> None:
+        ends_s.append(event.time_s)
+        begun = ends_s[setup.first_measured - 1 :]
+        if begun and begun[-1] - begun[0] > job.stop_s * measured:
+            raise PassedError
+
+    try:
+        seconds = run_loop(setup, trained)[0].mean_step_s
+    except PassedError:
+        seconds = NEVER
+    if report is not None:
+        report(1)
+    return seconds, time.perf_counter() - began_s
