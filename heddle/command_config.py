@@ -22,15 +22,10 @@ class PlanSettings:
     objective: Literal["makespan", "cost"] | None = None
     """What is best: `makespan`, the least time, or `cost`, the fewest dollars. None: `makespan`;
     with a deadline the fewest dollars."""
-    search: bool = True
-    """`heddle plan` of one cluster searches by simulation. False: the closed-form plan of `heddle`
-    alone, by policy.planner, policy.cost and policy.predictor."""
     budget_s: Limit = None
     """Seconds after which a search begins no further simulations, but those of its judgement."""
     framework: FrameworkName | None = None
     """Whose settings are printed to paste. None: the framework of the recommended policy."""
-    estimate_only: bool = False
-    """`heddle plan` simulates nothing: closed forms only."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "plan.")

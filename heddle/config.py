@@ -14,8 +14,6 @@ from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError, require
 from heddle.loops.settings import LoopSettings
 from heddle_core.defaults import HANG_S
-from heddle_core.estimate.ordered import Cost
-from heddle_core.solve.joint import Solver
 from heddle_trace.errors import TraceError
 from heddle_trace.tool_rules import read_tool_rule
 
@@ -160,14 +158,6 @@ class PolicyConfig:
     """Name of a preset, of an installed policy, or ``package.module:factory``; ``+PART`` after it
     puts a part in place of its own, as in ``verl+lpt+oracle``."""
 
-    planner: Solver = "portfolio"
-    """How `heddle plan` searches, as do `cost` and `predictor` of it alone; parts of a policy that
-    runs are named by ``+PART``."""
-    cost: Cost = "context"
-    """Cost estimate of a group: with contexts, KV and tools, or as published, F by the group's size
-    or simulated."""
-    predictor: str = "learned"
-    """What predicts lengths; `oracle` takes the true ones."""
     tags: tuple[str, ...] = ()
     """GPU classes of tasks, as ``swe=h800``, for policies that place tasks by tags."""
 

@@ -13,7 +13,7 @@ SEARCHED: Final = (
 """Parameters that the command of a recommendation says itself, or does not have."""
 FOUND: Final = (
     *("cluster.tp", "cluster.max_running", "cluster.speculation"),
-    *("plan.budget_s", "plan.search"),
+    "plan.budget_s",
 )
 """The same of keys."""
 

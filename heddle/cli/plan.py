@@ -19,18 +19,11 @@ from heddle.config_error import ConfigError, require
 if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.planning.limits import RolloutLimits
-    from heddle.planning.plan import Planned
     from heddle.search.clusters import SearchedClusters
 
 ROLLOUT_SWEPT: Final = ("cluster.gpus", "cluster.gpu", "cluster.roles")
 SEVERAL_SWEPT: Final = ("cluster.gpus", "cluster.gpu")
 LOOP_SWEPT: Final = ("cluster.tp", "loop.train_gpus")
-SEVERAL_ARE_SEARCHED: Final = (
-    "plan.search = false is of one cluster: leave it out, or the limits and sweeps"
-)
-NO_SPLITS: Final = "plan.search = false tries no roles: leave it out, or --sweep cluster.roles"
-NO_LOOPS: Final = "plan.search = false plans no loop: leave it out, or --regimes"
-NO_BEST: Final = "plan.search = false tries no drafts: leave it out, or give METHOD:DRAFTS"
 SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 
 
@@ -101,8 +94,7 @@ def plan(
     best so far. With --sweep cluster.roles=best, some engines may only prefill.
 
     With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget, each
-    cluster is searched, and one is taken. prices.h100 sets dollars. With plan.search=false: what
-    `heddle` alone plans at the start, in closed form.
+    cluster is searched, and one is taken. prices.h100 sets dollars.
 
     With --regimes the trace stands for the batches of a training, which [loop] describes, and every
     regime is searched at every split of --gpus. --sweep cluster.tp=1,2 and loop.train_gpus=8,16
@@ -124,38 +116,19 @@ def plan(
         _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
     else:
         require(not best, "a loop is planned without roles: leave --sweep cluster.roles out")
-        require(config.plan.search and not config.plan.estimate_only, NO_LOOPS)
     limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
     several = several or limits != RolloutLimits()
     if several:
         _refuse(context, (), swept, (*SEVERAL_SWEPT, *LOOP_SWEPT), "it is of one cluster")
-    if _searches(config):
-        figure = checked_figure(config.report.figure)
-        slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
-        found = _searched(config, swept, limits, speculation, jobs, slots, regimes)
-        words = kept_words(context, settings)
-        how = config.plan.framework
-        _show_searched(found, words, how, several=several, wide=wide, as_json=as_json)
-        write_exports(deployment_of_search(found.taken.found), export)
-        if figure is not None:
-            _draw(found, figure)
-        return
-    _refuse(context, ("budget_s", "wide", "jobs"), {}, (), "it is of a search")
-    require(not several, SEVERAL_ARE_SEARCHED)
-    require(not best, NO_SPLITS)
-    require(speculation is None, NO_BEST)
-    _closed_form(config, export, as_json=as_json)
-
-
-def _searches(config: "Config") -> bool:
-    """Whether a rollout on one cluster is searched for, and not planned in closed form.
-
-    Raises:
-        ConfigError: it would be, of engines that are named.
-    """
-    found = config.plan.search and not config.plan.estimate_only
-    require(not (found and config.cluster.mix), MIX)
-    return found
+    require(not config.cluster.mix, MIX)
+    figure = checked_figure(config.report.figure)
+    slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
+    found = _searched(config, swept, limits, speculation, jobs, slots, regimes)
+    words = kept_words(context, settings)
+    _show_searched(found, words, config.plan.framework, several=several, wide=wide, as_json=as_json)
+    write_exports(deployment_of_search(found.taken.found), export)
+    if figure is not None:
+        _draw(found, figure)
 
 
 def _refuse(
@@ -182,42 +155,6 @@ MIX = (
     "cluster.mix names the engines, and a search chooses them: leave it out, or compare policies "
     "on these engines with heddle compare"
 )
-
-
-def _closed_form(config: "Config", export: tuple[Path, ...], *, as_json: bool) -> None:
-    """Plan as `heddle` does, print it, and write the files that start it."""
-    from heddle.cli.show_plan import show_plan
-    from heddle.cli.tables import answer
-    from heddle.planning.deployment import deployment_of_plan
-
-    found = _planned_rollout(config)
-    answer(found, show_plan, as_json=as_json)
-    if not as_json:
-        click.echo(f"searched for {found.solver_s:.3f} s", err=True)
-    if export:
-        write_exports(deployment_of_plan(found), export)
-
-
-def _planned_rollout(config: "Config") -> "Planned":
-    from heddle.cli.progress import progress
-    from heddle.planning.plan import plan as planned_rollout
-    from heddle.planning.simulation import replayed
-    from heddle.setup import Workspace
-
-    shared, how = Workspace(), config.policy
-    with progress(f"planning ({how.planner})"):
-        found = planned_rollout(
-            config,
-            planner=how.planner,
-            cost=how.cost,
-            predictor=how.predictor,
-            objective=config.plan.objective or "makespan",
-            workspace=shared,
-        )
-    if config.plan.estimate_only:
-        return found
-    with progress("simulating the trace"):
-        return replayed(found, shared)
 
 
 def _searched(

@@ -2,14 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
 from heddle.config_error import ConfigError
-from heddle.planning.plan import Planned
-from heddle.policy_inputs import needs_oracle
 from heddle_core.ids import EngineShape
 from heddle_rollout.speculation import Speculation
 
@@ -95,32 +93,6 @@ class Deployment:
         return found
 
 
-def deployment_of_plan(plan: Planned) -> Deployment:
-    """The deployment of a closed-form plan.
-
-    GPUs that the plan leaves over are engines of the least TP degree, as in a run.
-    """
-    engines = plan.problem.resource_plan(plan.solved).engines
-    policies = [
-        preset
-        if plan.predictor == "learned" or needs_oracle(f"+{plan.predictor}")
-        else f"{preset}+{plan.predictor}"
-        for preset in (POLICY, SERVED_POLICY)
-    ]
-    return Deployment(
-        cluster=replace(plan.config.cluster, max_running=plan.problem.max_running),
-        profiles=plan.profiles,
-        engines=tuple((str(spec.engine), spec.shape) for spec in engines),
-        policy=policies[0],
-        served_policy=policies[1],
-        history=plan.history.name,
-        predictor_model=plan.config.predictor_model,
-        tasks=frozenset(record.workload for record in plan.trace.records),
-        uniform=lambda: _uniform_plan(plan),
-        makespan_s=plan.solved.makespan_s,
-    )
-
-
 def deployment_of_search(found: "SearchResult") -> Deployment:
     """The deployment of what a search recommends."""
     return deployment_of(found.setup, found.judged)
@@ -152,26 +124,3 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
         makespan_s=best.makespan_s.mean,
         loop=best.loop,
     )
-
-
-def _uniform_plan(plan: Planned) -> tuple[EngineShape, float]:
-    """The one shape for all engines that ends first by the estimate of the exact planner, whose
-    groups are contiguous.
-
-    Raises:
-        ConfigError: no shape divides the GPUs.
-    """
-    problem = plan.problem
-    (gpus,) = problem.pools.values()
-    found = []
-    for shape, cost in problem.by_shape.items():
-        if gpus % shape.gpus == 0:
-            alone = replace(problem, by_shape={shape: cost}, solver="exact").search()
-            found.append((alone.makespan_s, shape))
-    if not found:
-        raise ConfigError(
-            f"--export: {gpus} GPUs do not divide into engines of "
-            f"{', '.join(map(str, problem.by_shape))}: plan for another number of GPUs"
-        )
-    makespan_s, shape = min(found)
-    return shape, makespan_s

@@ -149,9 +149,9 @@ def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
     ]
     if any(each != shape for each in plan.mix):
         about += [
-            f"The plan is a mix, {', '.join(mix)}, estimated to end after "
+            f"The plan is a mix, {', '.join(mix)}, simulated to end after "
             f"{plan.makespan_s:,.1f} s.",
-            f"All engines of verl have one TP degree: TP {shape.tp} ends first, after an estimated "
+            f"All engines of verl have one TP degree: TP {shape.tp} ends first, after "
             f"{makespan_s:,.1f} s.",
             "A mix needs engines of your own behind `heddle serve`.",
         ]

@@ -1,12 +1,13 @@
-"""A plan for a trace without replaying it: engines, homes and the estimated end.
+"""What a planner plans once all trajectories of a trace have arrived: engines and their groups.
 
-It is the plan that a run with the same planner makes once all trajectories have arrived, from the
-same cost estimates. Only oracles read the lengths in the trace.
+It is the plan of a run with the same planner, from the same cost estimates, for the study of
+planners. Its ends are those of the cost estimate: `heddle.plan` says what to run. Only oracles read
+the lengths in the trace.
 """
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -19,12 +20,10 @@ from heddle.cluster.profiles import (
 )
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
-from heddle.cost.objective import Objective, prices_for
-from heddle.cost.prices import Prices, RunCost
 from heddle.policies.plugins import load_part
 from heddle.policy_inputs import HistorySource, LoadedModel, extras, model_used
 from heddle.setup import Workspace
-from heddle.workload import CapacityError, filled_counts
+from heddle.workload import CapacityError
 from heddle_core.estimate.ordered import Cost
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.planner import SearchedPlan
@@ -32,44 +31,29 @@ from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
 from heddle_rollout.speculation import Speculation
-from heddle_trace.complete import FillReport
-from heddle_trace.schema import Trace, TrajectoryScript
+from heddle_trace.schema import TrajectoryScript
 
-SCHEMA = "heddle.plan/1"
-NO_ROLES = (
-    "plan.search = false plans engines that prefill and decode: leave out cluster.roles, or search"
-)
+NO_ROLES = "a planner plans engines that prefill and decode: leave out cluster.roles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The report of `heddle plan`."""
+    """What a planner found."""
 
     config: RunConfig
-    trace: Trace
-    fill: FillReport
     profiles: ClusterProfiles
     left_out: tuple[EngineShape, ...]
     """Shapes whose engines do not hold the trace's largest context."""
     largest_tokens: int
     history: HistorySource
-    predictor: str
-    predictor_model: Mapping[str, Any] | None
-    """Name and hash of the model that the predictor used; None if it used none."""
-    spread: bool
-    """Whether lengths are history's quantiles, in the order of the predictions."""
     problem: JointProblem
     solved: SolvedPlan
     bound_s: float
     """No plan of contiguous groups ends earlier under the same (closed-form) cost."""
     solver_s: float
     """Wall time of the search."""
-    prices: Prices
-    objective: Objective
     arrived: tuple[Trajectory, ...]
     """What is known of the trajectories before anything has run."""
-    replayed_s: float | None = None
-    """Simulated makespan of the trace itself; None if it was not simulated."""
 
     @property
     def makespan_s(self) -> float:
@@ -80,17 +64,6 @@ class Planned:
     def mix(self) -> dict[EngineShape, int]:
         """Engines of each shape, widest first."""
         return dict(Counter(group.shape for group in self.solved.groups))
-
-    @property
-    def estimate_error(self) -> float | None:
-        """Estimated makespan over the trace's, less 1; None if that was not simulated."""
-        return None if self.replayed_s is None else self.makespan_s / self.replayed_s - 1.0
-
-    @property
-    def run_cost(self) -> RunCost:
-        """Of the rollout, if it ends as simulated, or else as estimated."""
-        seconds = self.makespan_s if self.replayed_s is None else self.replayed_s
-        return self.prices.cost(self.profiles.pools, seconds)
 
     def groups(self) -> list[dict[str, Any]]:
         """One row for each engine: members, their estimated lengths and end."""
@@ -119,57 +92,6 @@ class Planned:
                 found[shape] = drafts.speculation
         return found
 
-    def _plain_speculation(self) -> dict[str, Any]:
-        found = self.drafts()
-        if not found:
-            return {}
-        by_tp = {str(shape.tp): str(each) for shape, each in found.items()}
-        return {"speculation": self.config.cluster.speculation, "drafts": by_tp}
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON; equal inputs give equal values but for `solver_s`."""
-        problem, several = self.problem, len(self.problem.pools) > 1
-        pools = [{"gpu": gpu, "gpus": gpus} for gpu, gpus in problem.pools.items()]
-        return {
-            "schema": SCHEMA,
-            "trace": {
-                "name": self.trace.name,
-                "trajectories": len(problem.trajectories),
-                "sha256": self.trace.sha256,
-                **filled_counts(self.fill),
-            },
-            "cluster": {
-                "gpus": self.config.cluster.gpus,
-                "gpu": ", ".join(problem.pools),
-                **({"pools": pools} if several else {}),
-                "model": self.profiles.model,
-                "profile": self.profiles.name,
-                **self.profiles.marks,
-                "max_running": problem.max_running,
-                **self._plain_speculation(),
-                "tp_choices": sorted({shape.tp for shape in problem.by_shape}),
-                "tp_left_out": [shape.tp for shape in self.left_out],
-            },
-            "history": self.history.plain(),
-            "predictor": self.predictor,
-            "predictor_model": self.predictor_model,
-            "planner": problem.solver,
-            "cost": problem.cost,
-            "tp_mix": {
-                f"{shape.gpu} {shape.tp}" if several else str(shape.tp): count
-                for shape, count in self.mix.items()
-            },
-            "groups": self.groups(),
-            "estimated_makespan_s": self.solved.makespan_s,
-            "trace_makespan_s": self.replayed_s,
-            "estimate_error": self.estimate_error,
-            **self.run_cost.plain(),
-            "prices": self.prices.plain(self.profiles.pools),
-            "objective": self.objective,
-            "bound_s": self.bound_s,
-            "solver_s": self.solver_s,
-        }
-
 
 def plan(
     config: RunConfig,
@@ -177,7 +99,6 @@ def plan(
     planner: Solver = "portfolio",
     cost: Cost = "context",
     predictor: str = "learned",
-    objective: Objective = "makespan",
     workspace: Workspace | None = None,
 ) -> Planned:
     """Plan a rollout of a trace on `config.cluster`, whose own `tp` does not matter.
@@ -192,16 +113,15 @@ def plan(
     """
     require(
         planner != "portfolio" or cost == "context",
-        f"policy.cost = {cost} goes with policy.planner = exact, anneal or libra-dp: the portfolio "
+        f"cost {cost} goes with planner exact, anneal or libra-dp: the portfolio "
         "tries plans of both costs and judges them by simulation",
     )
     cluster = config.cluster
     require(not cluster.roles, NO_ROLES)
     shared = Workspace() if workspace is None else workspace
     trace = shared.trace(config.trace)
-    scripts, fill = shared.completed(config)
+    scripts, _ = shared.completed(config)
     profiles = load_profiles(cluster, check_tp=False)
-    prices = prices_for(objective, config.prices, profiles.pools)
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]
     shapes, left_out = (tuple(chain.from_iterable(each)) for each in zip(*found, strict=True))
@@ -209,7 +129,7 @@ def plan(
     context = _context(config, profiles, shapes, history, model)
     ts = [arrived(script) for script in scripts]
     predicts = _predictor(predictor, context, scripts)
-    used = model_used(model, predicts, trace)
+    model_used(model, predicts, trace)
     remaining = [predicts.remaining_tokens(t) for t in ts]
     problem = SearchedPlan(context, solver=planner, cost=cost).plan(ts, remaining)
     began_s = time.perf_counter()
@@ -217,21 +137,14 @@ def plan(
     solver_s = time.perf_counter() - began_s
     return Planned(
         config=config,
-        trace=trace,
-        fill=fill,
         profiles=profiles,
         left_out=left_out,
         largest_tokens=largest_tokens,
         history=history,
-        predictor=predictor,
-        predictor_model=used,
-        spread=list(problem.output_tokens) != [max(1.0, r) for r in remaining],
         problem=problem,
         solved=solved,
         bound_s=_bound_s(problem, solved),
         solver_s=solver_s,
-        prices=prices,
-        objective=objective,
         arrived=tuple(ts),
     )
 
@@ -290,9 +203,7 @@ def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectorySc
     extra = extras(f"+{name}", scripts, context.seed)
     kind, part = load_part(name, context, extra=extra)
     if kind != "predictor":
-        raise ConfigError(
-            f"policy.predictor = {name}: is no predictor; `heddle policies list` lists them"
-        )
+        raise ConfigError(f"{name} is no predictor; `heddle policies list` lists them")
     predictor: Predictor = part
     return predictor
 

@@ -21,8 +21,8 @@ Heddle: TypeAlias = Callable[..., Result]
 ONE_RUN = ("compare", "--policies", "verl", "--set", "report.page=false")
 """Words of a command that simulates one run; a further --policies names another policy."""
 
-CLOSED_FORM = ("--set", "plan.search=false")
-"""With which `heddle plan` does not search, but plans as `heddle` does."""
+BRIEF = ("--budget-s", "0.001")
+"""With which `heddle plan` ends its search after the first round."""
 
 
 def last_run(folder: str | Path = "runs") -> Path:

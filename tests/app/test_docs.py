@@ -18,7 +18,9 @@ from heddle.command_config import Config
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_files import ConfigSource, resolve
-from heddle.planning.plan import plan
+from heddle.cost.prices import prices_of
+from heddle.search.result import search
+from heddle.search.verdict import plain
 from heddle.setup import Workspace
 from heddle.simulation import RUN_KEYS
 from tests.app.journals import measured, steps_of
@@ -56,8 +58,9 @@ def test_every_key_of_the_json_is_listed(config: RunConfig, tmp_path: Path):
 
 
 def test_every_key_of_a_plan_is_listed(config: RunConfig):
-    plain, words = plan(config).plain(), named(JSON)
-    for part in (plain, plain["trace"], plain["cluster"], plain["groups"][0]):
+    found = search(config, policies=["verl"], prices=prices_of({}, ["h100"]), budget_s=0.0)
+    made, words = plain(found, []), named(JSON)
+    for part in (made, made["trace"], made["cluster"], made["recommended"], made["searched"]):
         assert {k for k in part if not k.startswith("filled_")} <= words
 
 

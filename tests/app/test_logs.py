@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from heddle_trace import read_trace, write_trace
-from tests.app.journals import CLOSED_FORM, Heddle
+from tests.app.journals import BRIEF, Heddle
 from tests.trace.builders import call, record, step
 from tests.trace.imported_logs import FIXTURES
 
@@ -78,7 +78,7 @@ def test_json_has_what_import_and_resample_print(heddle: Heddle, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "schema"),
     [
-        (("plan", "--gpus", 2, *CLOSED_FORM), "heddle.plan/1"),
+        (("plan", "--gpus", 2, *BRIEF), "heddle.plan/2"),
         (("loop", "--regimes", "sync", "--gpus", 8), "heddle.loop/1"),
     ],
 )

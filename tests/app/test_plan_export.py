@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -14,23 +14,24 @@ from typing import Any
 
 import pytest
 
+from heddle.comparison.tuning import Variant, with_policy
 from heddle.config import RunConfig
-from heddle.config_files import ConfigSource, resolve, setting
-from heddle.planning.deployment import deployment_of_plan
-from heddle.planning.exports import GPUS_PER_NODE, placed_engines, uniform_engines
-from heddle.planning.plan import Planned, plan
+from heddle.config_files import ConfigError, ConfigSource, resolve, setting
+from heddle.planning.deployment import Deployment, deployment_of
+from heddle.planning.exports import GPUS_PER_NODE, export, placed_engines, uniform_engines
+from heddle.search.interval import PredictionInterval
+from heddle.search.result import Judged, engines_of
 from heddle.setup import prepare
 from heddle.workload import Workload
 from heddle_core.plans import ResourcePlan
 from heddle_trace.files import write_trace
 from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
-from tests.app.journals import CLOSED_FORM, Heddle
+from tests.app.journals import Heddle
 from tests.runtime.vllm_bench import no_vllm
 
 KINDS = ("verl.yaml", "vllm.sh", "gateway.toml")
-MIXED = ("--set", "cluster.tp_choices=[1,2,4]")
-"""Degrees with which the tests' trace gets a mix on eight GPUs."""
+MIXED = (4, 2, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +41,51 @@ def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def exported(heddle: Heddle, coding: Path, folder: Path, *more: object) -> dict[str, Any]:
+KEYS = {"--gpus": "cluster.gpus", "--max-running": "cluster.max_running", "--history": "history"}
+
+
+def deployment(coding: Path, *more: object, tps: Sequence[int] = ()) -> Deployment:
+    """Engines of these TP degrees, or those that `heddle` starts with, as if a search had
+    recommended them; verl takes TP 2, longer."""
+    words = list(map(str, more))
+    settings = [
+        setting(value if flag == "--set" else f"{KEYS[flag]}={value}")
+        for flag, value in zip(words[::2], words[1::2], strict=True)
+    ]
+    config = resolve([ConfigSource("t", {"trace": str(coding)}), *settings])
+    setup = prepare(with_policy(config, "heddle", config.cluster))
+    profile = setup.profiles.classes[0].profile
+    mine = tuple((profile.shape(tp), tps.count(tp)) for tp in dict.fromkeys(tps))
+    judged = [
+        Judged(
+            candidate=Variant(
+                name=policy, policy=policy, cluster=config.cluster, swept=False, baseline=False
+            ),
+            makespan_s=PredictionInterval(mean=mean_s, low=mean_s, high=mean_s),
+            times=(mean_s,),
+            engines=engines,
+        )
+        for policy, mean_s, engines in (
+            ("heddle", 100.0, mine or engines_of(setup)),
+            ("verl", 120.0, ((profile.shape(2), config.cluster.gpus // 2),)),
+        )
+    ]
+    return deployment_of(setup, judged)
+
+
+def exported(
+    coding: Path,
+    folder: Path,
+    *more: object,
+    kinds: Sequence[str] = KINDS,
+    tps: Sequence[int] = (),
+) -> Deployment:
     folder.mkdir(exist_ok=True)
-    options = [word for kind in KINDS for word in ("--export", folder / kind)]
-    done = heddle("plan", *CLOSED_FORM, coding, *more, *options, "--json")
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    plan = deployment(coding, *more, tps=tps)
+    for kind in kinds:
+        for path, text in export(plan, folder / kind).items():
+            path.write_text(text)
+    return plan
 
 
 def yaml_values(path: Path) -> dict[str, Any]:
@@ -70,11 +109,11 @@ def options_of(words: list[str]) -> Mapping[str, str]:
     return dict(pairwise(words))
 
 
-def test_the_script_starts_the_engines_of_the_plan(heddle: Heddle, coding: Path, tmp_path: Path):
-    found = exported(heddle, coding, tmp_path, "--gpus", 8, "--max-running", 24)
+def test_the_script_starts_the_engines_of_the_plan(coding: Path, tmp_path: Path):
+    found = exported(coding, tmp_path, "--gpus", 8, "--max-running", 24)
     engines = served(tmp_path / "vllm.sh")
     tps = [len(devices) for devices, _ in engines]
-    assert tps[: len(found["groups"])] == [group["tp"] for group in found["groups"]]
+    assert tps == [shape.tp for _, shape in found.engines]
     assert sorted(d for devices, _ in engines for d in devices) == list(range(8))
     ports = set()
     for devices, words in engines:
@@ -87,10 +126,8 @@ def test_the_script_starts_the_engines_of_the_plan(heddle: Heddle, coding: Path,
     assert len(ports) == len(engines)
 
 
-def test_the_script_is_bash_and_passes_options_and_signals_on(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
-    exported(heddle, coding, tmp_path, "--gpus", 2)
+def test_the_script_is_bash_and_passes_options_and_signals_on(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 2)
     script = tmp_path / "vllm.sh"
     checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
@@ -122,9 +159,8 @@ def test_the_script_is_bash_and_passes_options_and_signals_on(
     assert bare.stderr.startswith("usage: MODEL=")
 
 
-def test_engines_of_several_nodes_are_started_on_each(heddle: Heddle, coding: Path, tmp_path: Path):
-    done = heddle("plan", *CLOSED_FORM, coding, "--gpus", 20, "--export", tmp_path / "vllm.sh")
-    assert done.exit_code == 0, done.output
+def test_engines_of_several_nodes_are_started_on_each(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 20, kinds=["vllm.sh"])
     text = (tmp_path / "vllm.sh").read_text()
     for node in ("h100-0", "h100-1", "h100-2"):
         assert f"  {node})\n" in text
@@ -143,8 +179,8 @@ def test_engines_of_several_nodes_are_started_on_each(heddle: Heddle, coding: Pa
 
 
 @pytest.mark.skipif(bool(no_vllm()), reason=no_vllm() or "vLLM is installed")
-def test_vllm_knows_every_option_of_the_script(heddle: Heddle, coding: Path, tmp_path: Path):
-    exported(heddle, coding, tmp_path, "--gpus", 8)
+def test_vllm_knows_every_option_of_the_script(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 8)
     words = next(words for devices, words in served(tmp_path / "vllm.sh") if len(devices) > 1)
     program = f"""
 import json, sys
@@ -174,26 +210,18 @@ print(json.dumps({{name: getattr(found, name) for name in names}}))
     }
 
 
-@pytest.fixture(scope="module")
-def mixed(coding: Path) -> Planned:
-    return plan(resolve([ConfigSource("t", {"trace": str(coding)}), setting(MIXED[1])]))
-
-
-def test_verl_gets_the_one_tp_degree_that_ends_first(
-    heddle: Heddle, coding: Path, mixed: Planned, tmp_path: Path
-):
-    exported(heddle, coding, tmp_path, *MIXED)
-    shape, makespan_s = uniform_engines(deployment_of_plan(mixed))
+def test_verl_gets_the_one_tp_degree_that_ends_first(coding: Path, tmp_path: Path):
+    mixed = exported(coding, tmp_path, tps=MIXED)
+    shape, makespan_s = uniform_engines(mixed)
     assert len(mixed.mix) > 1
     text = (tmp_path / "verl.yaml").read_text()
     rollout = yaml_values(tmp_path / "verl.yaml")
     assert rollout["tensor_model_parallel_size"] == shape.tp
     assert rollout["max_num_seqs"] == 100
     assert rollout["scheduling_policy"] == "priority"
-    assert f"TP {shape.tp} ends first, after an estimated {makespan_s:,.1f} s." in text
-    assert f"estimated to end after {mixed.solved.makespan_s:,.1f} s" in text
+    assert f"TP {shape.tp} ends first, after {makespan_s:,.1f} s." in text
+    assert f"simulated to end after {mixed.makespan_s:,.1f} s" in text
     assert "A mix needs engines of your own behind `heddle serve`." in text
-    assert makespan_s >= mixed.bound_s * (1 - 1e-6)
     router = Path(rollout["router_config_path"])
     assert router == tmp_path / "verl-router.yaml"
     assert yaml_values(router) == {
@@ -206,10 +234,8 @@ def test_verl_gets_the_one_tp_degree_that_ends_first(
     }
 
 
-def test_a_plan_of_one_degree_is_exported_without_a_word_of_a_mix(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
-    exported(heddle, coding, tmp_path, "--gpus", 4, "--set", "cluster.tp_choices=[2]")
+def test_a_plan_of_one_degree_is_exported_without_a_word_of_a_mix(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 4, "--set", "cluster.tp_choices=[2]")
     text = (tmp_path / "verl.yaml").read_text()
     assert yaml_values(tmp_path / "verl.yaml")["tensor_model_parallel_size"] == 2
     assert "mix" not in text
@@ -232,10 +258,8 @@ def commands(path: Path) -> list[list[str]]:
     return [shlex.split(line) for line in lines if line.startswith("heddle serve")]
 
 
-def test_the_gateway_gets_the_engines_policy_and_knowledge(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
-    exported(heddle, coding, tmp_path, "--gpus", 8, "--max-running", 24, *MIXED)
+def test_the_gateway_gets_the_engines_policy_and_knowledge(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 8, "--max-running", 24, tps=MIXED)
     config = config_of(tmp_path / "gateway.toml")
     engines = [len(devices) for devices, _ in served(tmp_path / "vllm.sh")]
     assert len(set(engines)) > 1
@@ -255,17 +279,15 @@ def test_the_gateway_gets_the_engines_policy_and_knowledge(
 
 
 def test_an_exported_gateway_never_starts_engines_that_run_no_model(
-    heddle: Heddle, refused: Callable[..., str], coding: Path, tmp_path: Path
+    refused: Callable[..., str], coding: Path, tmp_path: Path
 ):
-    exported(heddle, coding, tmp_path, "--gpus", 8)
+    exported(coding, tmp_path, "--gpus", 8)
     said = refused("serve", "-c", tmp_path / "gateway.toml")
     assert "model_dir must name the folder of a model" in said
 
 
-def test_engines_of_one_degree_are_served_by_their_urls_too(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
-    exported(heddle, coding, tmp_path, "--gpus", 16, "--set", "cluster.tp_choices=[4]")
+def test_engines_of_one_degree_are_served_by_their_urls_too(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 16, "--set", "cluster.tp_choices=[4]")
     (command,) = commands(tmp_path / "gateway.toml")
     options = options_of(command)
     assert options["--tp"] == "4"
@@ -273,44 +295,34 @@ def test_engines_of_one_degree_are_served_by_their_urls_too(
     assert len(urls) == 4
     assert urls[0] == "http://h100-0:8000"
     assert config_of(tmp_path / "gateway.toml").cluster.engine_count == 4
-    exported(heddle, coding, tmp_path / "8", "--gpus", 8, "--set", "cluster.tp_choices=[4]")
+    exported(coding, tmp_path / "8", "--gpus", 8, "--set", "cluster.tp_choices=[4]")
     starts, by_url = commands(tmp_path / "8" / "gateway.toml")
     assert "--model-dir" in starts
     assert options_of(by_url)["--worker"] == "http://127.0.0.1:8001"
 
 
-def test_a_mix_on_several_machines_is_not_exported_to_the_gateway(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
-    done = heddle("plan", *CLOSED_FORM, coding, "--gpus", 20, "--export", tmp_path / "g.toml")
-    assert done.exit_code == 2
-    assert "starts engines of several TP degrees on one machine only" in done.stderr
-    assert "plan     " in done.stdout  # the plan is not lost
-    assert list(tmp_path.glob("*.toml")) == []
+def test_a_mix_on_several_machines_is_not_exported_to_the_gateway(coding: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="several TP degrees on one machine only"):
+        exported(coding, tmp_path, "--gpus", 20, kinds=["g.toml"], tps=(8, 8, 2, 2))
 
 
 @pytest.mark.skipif(not find_spec("heddle.cli.serve"), reason="there is no heddle serve yet")
 def test_the_gateways_commands_are_those_of_heddle_serve(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
-    exported(heddle, coding, tmp_path, "--gpus", 8, "--set", "cluster.tp_choices=[4]")
+    exported(coding, tmp_path, "--gpus", 8, "--set", "cluster.tp_choices=[4]")
     shown = heddle("serve", "--help").stdout
     for command in commands(tmp_path / "gateway.toml"):
         for flag in command:
             assert not flag.startswith("--") or flag in shown
 
 
-def test_a_plan_of_several_classes_is_exported_to_vllm_only(
-    heddle: Heddle, coding: Path, tmp_path: Path
-):
+def test_a_plan_of_several_classes_is_exported_to_vllm_only(coding: Path, tmp_path: Path):
     pools = (
-        "--model",
-        "qwen3-32b",
-        "--set",
-        'cluster.pool=[{gpu="h800",gpus=8},{gpu="h20",gpus=8}]',
+        *("--set", "cluster.model=qwen3-32b"),
+        *("--set", 'cluster.pool=[{gpu="h800",gpus=8},{gpu="h20",gpus=8}]'),
     )
-    done = heddle("plan", *CLOSED_FORM, coding, *pools, "--export", tmp_path / "v.sh")
-    assert done.exit_code == 0, done.output
+    exported(coding, tmp_path, *pools, kinds=["v.sh"])
     text = (tmp_path / "v.sh").read_text()
     assert "  h800-0)\n" in text
     assert "  h20-0)\n" in text
@@ -318,50 +330,35 @@ def test_a_plan_of_several_classes_is_exported_to_vllm_only(
         ("v.yaml", "all engines of verl have one shape"),
         ("v.toml", "`heddle serve` has engines of one GPU class"),
     ):
-        done = heddle("plan", *CLOSED_FORM, coding, *pools, "--export", tmp_path / kind)
-        assert done.exit_code == 2
-        assert says in done.stderr
-        assert not (tmp_path / kind).exists()
+        with pytest.raises(ConfigError, match=says):
+            exported(coding, tmp_path, *pools, kinds=[kind])
 
 
 def test_every_engine_has_gpus_of_its_own_on_one_node(coding: Path):
-    config = resolve(
-        [ConfigSource("t", {"trace": str(coding), "cluster": {"gpus": 27, "max_running": 8}})]
-    )
-    engines = placed_engines(deployment_of_plan(plan(config)))
+    engines = placed_engines(deployment(coding, "--gpus", 27, "--max-running", 8))
     taken = [(engine.node, device) for engine in engines for device in engine.devices]
     assert len(taken) == len(set(taken)) == 27
     assert all(len(engine.devices) == engine.shape.gpus for engine in engines)
     assert max(int(engine.node.rpartition("-")[2]) for engine in engines) == 3
 
 
-def test_an_oracle_is_not_exported(heddle: Heddle, coding: Path, tmp_path: Path):
-    exported(heddle, coding, tmp_path, "--set", "policy.predictor=oracle")
-    values = tomllib.loads((tmp_path / "gateway.toml").read_text())
-    assert values["policy"] == {"preset": "heddle+fixed+keep_engines"}
-    exported(heddle, coding, tmp_path / "other", "--set", "policy.predictor=progressive")
-    values = tomllib.loads((tmp_path / "other" / "gateway.toml").read_text())
-    assert values["policy"] == {"preset": "heddle+fixed+keep_engines+progressive"}
-
-
 def test_a_history_of_ones_own_is_named_by_its_whole_path(
-    heddle: Heddle, coding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coding: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     write_trace(tmp_path / "earlier.jsonl", synth("coding", 64, seed=9, samples_per_group=8))
     monkeypatch.chdir(tmp_path)
-    exported(heddle, coding, tmp_path, "--history", "earlier.jsonl")
+    exported(coding, tmp_path, "--history", "earlier.jsonl")
     router = yaml_values(tmp_path / "verl-router.yaml")
     assert router["history"] == str(tmp_path / "earlier.jsonl")
 
 
-def test_names_of_a_profile_cannot_run_commands(heddle: Heddle, coding: Path, tmp_path: Path):
+def test_names_of_a_profile_cannot_run_commands(coding: Path, tmp_path: Path):
     source = Path(__file__).parents[2] / "heddle_sim" / "profiles" / "qwen3-14b.h100.json"
     profile = json.loads(source.read_text())
     profile["model"] = "a';touch hacked;'$(touch hacked)"
     own = tmp_path / "own.json"
     own.write_text(json.dumps(profile))
-    done = heddle("plan", *CLOSED_FORM, coding, "--model", own, "--export", tmp_path / "v.sh")
-    assert done.exit_code == 0, done.output
+    exported(coding, tmp_path, "--set", f"cluster.model={own}", kinds=["v.sh"])
     subprocess.run(
         ["bash", tmp_path / "v.sh"],
         cwd=tmp_path,
@@ -382,10 +379,6 @@ def test_names_of_a_profile_cannot_run_commands(heddle: Heddle, coding: Path, tm
         (("--export", "a.sh", "--export", "./a.sh"), "a.sh: is written twice"),
         (("--export", "v.yaml", "--export", "v-router.yaml"), "v-router.yaml: is written twice"),
         (("--export", "folder.sh"), "folder.sh: is a folder; name a file in it"),
-        (
-            ("--regimes", "best", "--export", "a.sh"),
-            "--export has no effect here: leave out --regimes",
-        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -398,7 +391,7 @@ def test_what_cannot_be_exported_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.sh").mkdir()
-    done = heddle("plan", *CLOSED_FORM, coding, *words)
+    done = heddle("plan", coding, *words)
     assert done.exit_code == 2, done.output
     assert says in done.stderr
     assert "Traceback" not in done.stderr
@@ -408,7 +401,7 @@ def test_what_cannot_be_exported_is_refused(
 def test_a_file_that_exists_is_not_replaced(heddle: Heddle, coding: Path, tmp_path: Path):
     router = tmp_path / "verl-router.yaml"
     router.write_text("mine")
-    done = heddle("plan", *CLOSED_FORM, coding, "--export", tmp_path / "verl.yaml")
+    done = heddle("plan", coding, "--export", tmp_path / "verl.yaml")
     assert done.exit_code == 2
     assert f"{router}: exists; name another file, or remove it" in done.stderr
     assert router.read_text() == "mine"

@@ -20,7 +20,7 @@ from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
-from heddle.search.race import NEVER, Race
+from heddle.search.race import NEVER, Race, race_of
 from heddle.search.result import SearchResult, engines_of, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare

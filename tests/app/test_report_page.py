@@ -25,7 +25,7 @@ from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from tests.app.journals import (
-    CLOSED_FORM,
+    BRIEF,
     ONE_RUN,
     Heddle,
     arrived,
@@ -282,7 +282,7 @@ def test_derived_times_of_a_gpu_class_are_marked(heddle: Heddle, trace: Path):
     assert facts["how"]["times of the GPU class"].startswith("the kernel times of H200")
     compared = heddle("compare", trace, "--policies", "verl", *cluster, "--json")
     assert json.loads(compared.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
-    planned = heddle("plan", *CLOSED_FORM, trace, *cluster, "--json")
+    planned = heddle("plan", trace, *cluster, *BRIEF, "--json")
     assert json.loads(planned.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
     listed = heddle("policies", "list")
     assert "h20 (derived)" in listed.output

@@ -16,7 +16,7 @@ from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.runs import load_run
 from heddle.simulation import simulate
-from tests.app.journals import CLOSED_FORM, ONE_RUN, Heddle
+from tests.app.journals import BRIEF, ONE_RUN, Heddle
 
 HEDDLE = (sys.executable, "-m", "heddle.cli")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -66,7 +66,7 @@ def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: 
     (run, _) = sorted(path.parent for path in tmp_path.glob("runs/*/*/manifest.json"))
     for command, said in (
         ((*ONE_RUN, trace, "--json"), "6/6 trajectories"),
-        (("plan", trace, *CLOSED_FORM, "--json"), "planning (portfolio)"),
+        (("plan", trace, *BRIEF, "--json"), "searching"),
         (("replay", run), "replaying "),
         (("report", run, "-o", "report.html"), "writing"),
     ):

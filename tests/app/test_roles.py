@@ -22,7 +22,7 @@ from heddle.runs import load_run
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.ids import EngineShape
-from tests.app.journals import CLOSED_FORM, ONE_RUN, Heddle, run_of
+from tests.app.journals import ONE_RUN, Heddle, run_of
 
 GIVEN = (
     "--gpus",
@@ -335,11 +335,6 @@ def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--sweep", "cluster.roles=best", *CLOSED_FORM), "plan.search = false tries no roles"),
-        (
-            ("--set", "cluster.roles=prefill=2,decode=6", *CLOSED_FORM),
-            "plan.search = false plans engines that prefill and decode",
-        ),
         (
             ("--gpus", "8", "--set", "cluster.roles=prefill=2,decode=4"),
             "are of 6 GPUs, and there are gpus = 8",

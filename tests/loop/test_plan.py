@@ -196,7 +196,6 @@ def test_several_clusters_of_a_loop_are_searched(trace: str):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--set", "plan.search=false"), "plans no loop"),
         (("--sweep", "cluster.roles=best"), "without roles"),
     ],
 )

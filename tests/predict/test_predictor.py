@@ -21,7 +21,7 @@ from heddle_predict.play import Pace, play
 from heddle_trace.files import write_trace
 from heddle_trace.history import history_of
 from heddle_trace.synth import synth
-from tests.app.journals import CLOSED_FORM, ONE_RUN, run_of, unlisted
+from tests.app.journals import ONE_RUN, run_of, unlisted
 from tests.core.policy_fakes import policy_context
 from tests.predict.made import Asked, all_quantiles, artefact, fitted, synthetic
 
@@ -248,8 +248,6 @@ def test_a_comparison_refuses_such_a_model_before_its_first_run_and_a_plan_does_
         assert done.exit_code == 2
         assert "own.heddle was fitted on the replayed trace itself" in done.output
     assert not list(folder.glob("runs/*"))
-    progressive = (*CLOSED_FORM, "--set", "policy.predictor=progressive")
-    assert heddle("plan", "now.jsonl", *progressive, *options).exit_code == 0
 
 
 def test_a_policy_without_a_model_names_none(folder: Path):
@@ -303,17 +301,5 @@ def test_a_model_that_cannot_be_used_is_one_message(folder: Path, policy, model,
     assert not list(folder.glob("runs/*"))
 
 
-def test_plan_and_policies_accept_learned_predictors(folder: Path):
-    for predictor, model in (("learned:0.75", "mine.heddle"), ("progressive", None)):
-        options = (
-            "--set",
-            f"policy.predictor={predictor}",
-            "--set",
-            "predictor_model=mine.heddle",
-            "--json",
-        )
-        planned = heddle("plan", "now.jsonl", "--gpus", 4, *CLOSED_FORM, *options)
-        assert planned.exit_code == 0, planned.output
-        told = json.loads(planned.stdout)["predictor_model"]
-        assert (told and told["name"]) == model
+def test_policies_list_learned_predictors(folder: Path):
     assert "learned:QUANTILE" in heddle("policies", "list").output
