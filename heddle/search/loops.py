@@ -8,6 +8,7 @@ and trainer need at least only says which splits are simulated first, and which 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -106,13 +107,7 @@ def search_loops(
     numbers = running_steps(
         config.run.cluster, shared.profiles(next(iter(first)).cluster), slots or "best"
     )
-    complete = True
-    try:
-        _rounds(race, found, first, numbers, ways)
-    except KeyboardInterrupt:
-        if not race.ranked():
-            raise
-        complete = False
+    complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     best = race.ranked()[0]
     ties = race.ties(best)
     chosen = min((best, *ties), key=lambda each: found.simplicity(each, race))
@@ -120,14 +115,11 @@ def search_loops(
     compared = list(dict.fromkeys([chosen, *_others(race, chosen), *comes]))
     race.run(compared, range(race.draws), half="judge", always=True)
     judged = {each: found.judged(race, each) for each in compared}
-    rest = sorted(
-        (judged[each] for each in compared[1:] if each not in comes),
-        key=lambda each: each.makespan_s.mean,
-    )
+    rest = [judged[each] for each in compared[1:] if each not in comes]
     setup = found.setup(chosen)
     return SearchResult(
         setup=setup.run,
-        judged=(judged[chosen], *rest),
+        judged=(judged[chosen], *sorted(rest, key=lambda each: each.makespan_s.mean)),
         tried=tried_of(race),
         ties=tuple(name_of(each) for each in (best, *ties) if each is not chosen),
         as_it_comes=judged[comes[0]] if comes else None,
@@ -136,7 +128,7 @@ def search_loops(
         gpus=setup.gpus_by_class,
         simulations=race.simulations,
         seconds=time.monotonic() - began_s,
-        complete=complete and not race.over,
+        complete=complete,
         draws=race.draws,
     )
 

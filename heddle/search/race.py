@@ -97,6 +97,16 @@ class Race:
         """Whether the time of the search is spent."""
         return self._ends_s is not None and time.monotonic() >= self._ends_s
 
+    def completes(self, rounds: Callable[[], None]) -> bool:
+        """Make the rounds. False: the time or, after the first round, a signal ended them."""
+        try:
+            rounds()
+        except KeyboardInterrupt:
+            if not self.ranked():
+                raise
+            return False
+        return not self.over
+
     def run(
         self,
         candidates: Iterable[Variant],

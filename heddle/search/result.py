@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Final
 
@@ -162,18 +163,15 @@ def search(
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
     race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
-    complete = True
-    try:
-        _rounds(race, config, candidates, slots, tried, shared)
-    except KeyboardInterrupt:
-        if not race.ranked():
-            raise
-        complete = False
+    complete = race.completes(partial(_rounds, race, config, candidates, slots, tried, shared))
     best = race.ranked()[0]
     ties = race.ties(best)
     chosen = min((best, *ties), key=lambda each: _simplicity(race, each, config, shared))
-    first = [c for c in candidates if c.policy == FIRST and c.cluster == settings.base]
-    own = [drafted(each, tried[:1]) for each in first]
+    own = [
+        drafted(c, tried[:1])
+        for c in candidates
+        if c.policy == FIRST and c.cluster == settings.base
+    ]
     compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     setups = {each: _setup(config, each, shared) for each in compared}
@@ -191,7 +189,7 @@ def search(
         gpus=setups[chosen].profiles.pools,
         simulations=race.simulations,
         seconds=time.monotonic() - began_s,
-        complete=complete and not race.over,
+        complete=complete,
         draws=race.draws,
     )
 

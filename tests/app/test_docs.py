@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from docs import reference
+from heddle.cluster.config import ClusterConfig
 from heddle.command_config import Config
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
@@ -23,6 +24,7 @@ from heddle.search.result import search
 from heddle.search.verdict import plain
 from heddle.setup import Workspace
 from heddle.simulation import RUN_KEYS
+from heddle_trace import synth, write_trace
 from tests.app.journals import measured, steps_of
 from tests.app.test_metrics import story
 
@@ -57,7 +59,10 @@ def test_every_key_of_the_json_is_listed(config: RunConfig, tmp_path: Path):
     assert plain["runs"][0].keys() | plain["policies"][0].keys() | set(RUN_KEYS) <= words
 
 
-def test_every_key_of_a_plan_is_listed(config: RunConfig):
+def test_every_key_of_a_plan_is_listed(tmp_path: Path):
+    path = tmp_path / "coding.jsonl"
+    write_trace(path, synth("coding", 64, seed=5, samples_per_group=8))
+    config = RunConfig(trace=str(path), cluster=ClusterConfig(gpus=2))
     found = search(config, policies=["verl"], prices=prices_of({}, ["h100"]), budget_s=0.0)
     made, words = plain(found, []), named(JSON)
     for part in (made, made["trace"], made["cluster"], made["recommended"], made["searched"]):

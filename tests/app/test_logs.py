@@ -78,7 +78,7 @@ def test_json_has_what_import_and_resample_print(heddle: Heddle, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "schema"),
     [
-        (("plan", "--gpus", 2, *BRIEF), "heddle.plan/2"),
+        (("plan", "--gpus", 2, "--set", "logs.groups=4", *BRIEF), "heddle.plan/2"),
         (("loop", "--regimes", "sync", "--gpus", 8), "heddle.loop/1"),
     ],
 )
@@ -86,7 +86,7 @@ def test_plans_and_loops_take_logs_too(heddle: Heddle, words: tuple[object, ...]
     Path("heddle.toml").write_text(
         "[loop]\ntrain_gpus = 4\ngroups = 1\nsamples = 2\nbatches = 4\nrepeat = true\n"
     )
-    done = heddle(words[0], TASKS, *words[1:], *DRAWN, "--json")
+    done = heddle(words[0], TASKS, *DRAWN, *words[1:], "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["schema"] == schema
 

@@ -320,7 +320,7 @@ def test_the_gateways_commands_are_those_of_heddle_serve(
 def test_a_plan_of_several_classes_is_exported_to_vllm_only(coding: Path, tmp_path: Path):
     pools = (
         *("--set", "cluster.model=qwen3-32b"),
-        *("--set", 'cluster.pool=[{gpu="h800",gpus=8},{gpu="h20",gpus=8}]'),
+        *("--set", 'cluster.pool=[{gpu="h800",gpus=8,tp=2},{gpu="h20",gpus=8,tp=2}]'),
     )
     exported(coding, tmp_path, *pools, kinds=["v.sh"])
     text = (tmp_path / "v.sh").read_text()

@@ -372,7 +372,7 @@ def test_a_step_prefilled_elsewhere_has_one_first_token_and_one_prompt(
         ),
         (
             ("--gpus", "8", "--sweep", "cluster.roles=best", "--regimes", "best"),
-            "--sweep cluster.roles has no effect here",
+            "a loop is planned without roles",
         ),
         (
             (

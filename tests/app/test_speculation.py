@@ -128,12 +128,13 @@ def test_drafts_from_other_samples_grow_with_those_that_have_ended(heddle: Heddl
     assert all(grouped[policy] < alone[policy] for policy in alone)
 
 
-def test_exports_start_engines_that_draft(heddle: Heddle, trace: Path):
+def test_exports_start_engines_that_draft(heddle: Heddle):
     setting = "eagle3:1-2=3,3-=1:0.9/0.8/0.7"
     files = [
         word for name in ("verl.yaml", "vllm.sh", "gateway.toml") for word in ("--export", name)
     ]
-    result = heddle("plan", trace, *ON, *BRIEF, "--speculation", setting, *files)
+    write_trace("four.jsonl", synth("coding", 16, seed=5, samples_per_group=4))
+    result = heddle("plan", "four.jsonl", *ON, *BRIEF, "--speculation", setting, *files)
     assert result.exit_code == 0, result.output
     config = '"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 1000000, 1]]'
     assert config in Path("verl.yaml").read_text()
