@@ -230,8 +230,10 @@ def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str,
 
     named = [name for name in REGIMES if not config.loop.colocated or _can_share(name)]
     given = config.loop.train_gpus
+    given_names = named if regimes == BEST else regime_names(regimes, config.regimes)
+    require(bool(given_names), "--regimes names no regime; `heddle regimes list` has all")
     return {
-        "regimes": named if regimes == BEST else regime_names(regimes, config.regimes),
+        "regimes": given_names,
         "splits": {
             "train_gpus": swept.get("loop.train_gpus", BEST if given is None else (given,)),
             "tps": swept.get("cluster.tp", BEST),

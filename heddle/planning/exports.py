@@ -13,6 +13,7 @@ from typing import Final
 
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
+from heddle.planning.block_loops import verl_training
 from heddle.planning.deployment import Deployment
 from heddle.planning.exported_drafts import other_frameworks, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
@@ -144,9 +145,13 @@ def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
         f"  python -m verl.trainer.main_ppo --config-dir={path.absolute().parent} "
         f"--config-name={path.stem} YOUR_KEYS...",
         "",
-        f"{gpus // shape.gpus} engines of {shape}: trainer.nnodes * trainer.n_gpus_per_node has to "
-        f"be {gpus}.",
     ]
+    engines = f"{gpus // shape.gpus} engines of {shape}"
+    if plan.loop is None:
+        about.append(f"{engines}: trainer.nnodes * trainer.n_gpus_per_node has to be {gpus}.")
+    else:
+        about.append(f"{engines}, and for {plan.loop.regime} among YOUR_KEYS:")
+        about += [f"  {line}" for line in verl_training(plan.loop)]
     if any(each != shape for each in plan.mix):
         about += [
             f"The plan is a mix, {', '.join(mix)}, simulated to end after "

@@ -200,7 +200,7 @@ def _search_loop(
 
 def _alone(rows: Sequence[SearchedCluster], limits: RolloutLimits) -> str:
     """That no number of GPUs keeps a deadline, where the longest trajectory alone is later."""
-    if limits.deadline_s is None:
+    if limits.deadline_s is None or rows[0].found.best.loop is not None:
         return ""
     alone_s = min(row.found.setup.bound().solo_s for row in rows)
     if alone_s <= limits.deadline_s:

@@ -19,6 +19,7 @@ from heddle.loops.config import LoopConfig
 from heddle.loops.splits import splits
 from heddle.planning.blocks import FRAMEWORKS, block
 from heddle.planning.deployment import deployment_of_search
+from heddle.planning.exports import export
 from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult
 from heddle.search.verdict import verdict_of_search
@@ -110,6 +111,13 @@ def test_blocks_have_the_split_and_the_staleness(found: SearchResult):
     assert set(FRAMEWORKS) >= {"verl", "skyrl", "slime", "vime", "prime-rl", "nemo-rl"}
 
 
+def test_the_file_for_verl_names_the_split(found: SearchResult, tmp_path: Path):
+    plan = deployment_of_search(found)
+    assert plan.loop is not None
+    text = export(plan, tmp_path / "v.yaml")[tmp_path / "v.yaml"]
+    assert f"#   rollout.n_gpus_per_node={plan.loop.rollout_gpus}\n" in text
+
+
 def test_ten_gpus_are_two_nodes_of_five(found: SearchResult):
     plan = deployment_of_search(found)
     assert plan.loop is not None
@@ -197,6 +205,7 @@ def test_several_clusters_of_a_loop_are_searched(trace: str):
     ("words", "said"),
     [
         (("--sweep", "cluster.roles=best"), "without roles"),
+        (("--regimes", ""), "--regimes names no regime"),
     ],
 )
 def test_what_a_loop_cannot_have_is_refused(trace: str, words: tuple[str, ...], said: str):
