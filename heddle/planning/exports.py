@@ -150,7 +150,8 @@ def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
     if plan.loop is None:
         about.append(f"{engines}: trainer.nnodes * trainer.n_gpus_per_node has to be {gpus}.")
     else:
-        about.append(f"{engines}, and for {plan.loop.regime} among YOUR_KEYS:")
+        how = "" if plan.loop.colocated else ", by verl's fully_async_policy in place of main_ppo"
+        about.append(f"{engines}, and for {plan.loop.regime}{how}, among YOUR_KEYS:")
         about += [f"  {line}" for line in verl_training(plan.loop)]
     if any(each != shape for each in plan.mix):
         about += [
