@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.harness.planned import plan
 from heddle.cluster.gpu_pools import PoolConfig, read_pool
 from heddle.comparison.compare import compare
 from heddle.comparison.tuning import with_policy
 from heddle.config import ClusterConfig, RunConfig
 from heddle.cost.prices import shipped_prices
-from heddle.planning.plan import plan
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 

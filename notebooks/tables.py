@@ -21,7 +21,6 @@ from heddle.comparison.result import Comparison
 from heddle.config import RunConfig
 from heddle.executor import Worker
 from heddle.loops.result import LoopComparison
-from heddle.planning.plan import Planned
 from heddle.reports.figures import draw
 from heddle.reports.labels import labels
 from heddle.reports.result_figures import draw_clusters, draw_regimes
@@ -175,11 +174,6 @@ def runs_table(
         runs = dict(zip(labels(runs), runs, strict=True))
     rows = [{"run": name} | {key: run.summary[key] for key in keys} for name, run in runs.items()]
     return _table(rows, "run")
-
-
-def plan_table(planned: Planned) -> pd.DataFrame:
-    """One row for each engine of a plan: TP degree, members, their estimated lengths and end."""
-    return _table(planned.groups(), "engine")
 
 
 # -- engines --------------------------------------------------------------------------------------

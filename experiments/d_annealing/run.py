@@ -7,9 +7,9 @@ import heddle
 from experiments.harness.drawing import COLOURS, bars, page, save, scaled
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Rollout
+from experiments.harness.planned import Planned, plan
 from experiments.harness.running import trace_of
 from experiments.harness.values import across, estimate, exactly
-from heddle.planning.plan import Planned, plan
 from heddle.setup import Workspace
 from heddle_core.solve.joint import Solver
 

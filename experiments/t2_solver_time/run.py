@@ -12,9 +12,9 @@ import heddle
 from experiments.harness.drawing import COLOURS, bars, page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import BASELINE_TP, Rollout
+from experiments.harness.planned import plan
 from experiments.harness.running import trace_of
 from experiments.harness.values import across, exactly
-from heddle.planning.plan import plan
 from heddle.setup import Workspace
 from heddle_core.estimate.group_cost import work_of
 from heddle_core.estimate.paper_cost import paper_costs

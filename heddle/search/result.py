@@ -12,7 +12,6 @@ from heddle.comparison.tuning import Variant, running_steps, speculations, tunin
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.deployment import LoopSplit
-from heddle.planning.plan import arrived
 from heddle.runs.bound import alone_s
 from heddle.search.draws import check_groups, check_history, places
 from heddle.search.interval import PredictionInterval, prediction_interval
@@ -33,7 +32,7 @@ from heddle.search.race import (
     with_slots,
 )
 from heddle.setup import RunSetup, Workspace, prepare
-from heddle_core.ids import EngineShape
+from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
 from heddle_core.parts.placement.load_and_pin import LeastLoaded, Sticky
@@ -42,6 +41,8 @@ from heddle_core.parts.predictor import NoPrediction
 from heddle_core.parts.scheduler import Fcfs
 from heddle_core.plans import ResourcePlan
 from heddle_core.policy import NoConsolidation, Policy
+from heddle_core.trajectory import Trajectory
+from heddle_trace.schema import TrajectoryScript
 
 HOPELESS: Final = 1.6
 """Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
@@ -342,3 +343,19 @@ def mechanisms(policy: Policy) -> int:
     )
     plain = type(policy.placement) in (Sticky, LeastLoaded)
     return sum(not isinstance(part, kind) for part, kind in least) + (not plain)
+
+
+def arrived(script: TrajectoryScript) -> Trajectory:
+    """A trajectory as a policy sees it on arrival."""
+    prompt_tokens = script.steps[0].prompt_tokens
+    return Trajectory(
+        id=TrajectoryId(script.id),
+        rollout=RolloutId("rollout"),
+        group=GroupId(script.group),
+        task=script.task,
+        weights_version=0,
+        prompt_tokens=prompt_tokens,
+        arrived_s=0.0,
+        context_tokens=prompt_tokens,
+        runnable_s=0.0,
+    )

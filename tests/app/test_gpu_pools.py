@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.harness.planned import plan
 from heddle import PoolConfig, load_run, simulate
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
@@ -15,7 +16,6 @@ from heddle.comparison.compare import compare
 from heddle.comparison.tuning import tuning
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
-from heddle.planning.plan import plan
 from heddle.reports.figures import running_by_engine
 from heddle.reports.page.html import page
 from heddle.reports.perfetto import trace_events

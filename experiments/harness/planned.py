@@ -1,8 +1,8 @@
 """What a planner plans once all trajectories of a trace have arrived: engines and their groups.
 
 It is the plan of a run with the same planner, from the same cost estimates, for the study of
-planners. Its ends are those of the cost estimate: `heddle.plan` says what to run. Only oracles read
-the lengths in the trace.
+planners. Its ends are those of the cost estimate: `heddle.plan` says what to run. Only oracles
+read the lengths in the trace.
 """
 
 import time
@@ -22,15 +22,15 @@ from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.policies.plugins import load_part
 from heddle.policy_inputs import HistorySource, LoadedModel, extras, model_used
+from heddle.search.result import arrived
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 from heddle_core.estimate.ordered import Cost
-from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
+from heddle_core.ids import EngineShape
 from heddle_core.parts.planner import SearchedPlan
 from heddle_core.policy import PolicyContext, Predictor
 from heddle_core.solve.joint import JointProblem, SolvedPlan, Solver
 from heddle_core.trajectory import Trajectory
-from heddle_rollout.speculation import Speculation
 from heddle_trace.schema import TrajectoryScript
 
 NO_ROLES = "a planner plans engines that prefill and decode: leave out cluster.roles"
@@ -82,15 +82,6 @@ class Planned:
                 }
             )
         return rows
-
-    def drafts(self) -> dict[EngineShape, Speculation]:
-        """Speculative decoding of the plan's engines, by shape; empty without."""
-        found = {}
-        for shape in self.mix:
-            drafts = self.profiles.of(shape.gpu).drafts(shape.tp)
-            if drafts is not None:
-                found[shape] = drafts.speculation
-        return found
 
 
 def plan(
@@ -206,19 +197,3 @@ def _predictor(name: str, context: PolicyContext, scripts: Sequence[TrajectorySc
         raise ConfigError(f"{name} is no predictor; `heddle policies list` lists them")
     predictor: Predictor = part
     return predictor
-
-
-def arrived(script: TrajectoryScript) -> Trajectory:
-    """A trajectory as a policy sees it on arrival."""
-    prompt_tokens = script.steps[0].prompt_tokens
-    return Trajectory(
-        id=TrajectoryId(script.id),
-        rollout=RolloutId("rollout"),
-        group=GroupId(script.group),
-        task=script.task,
-        weights_version=0,
-        prompt_tokens=prompt_tokens,
-        arrived_s=0.0,
-        context_tokens=prompt_tokens,
-        runnable_s=0.0,
-    )

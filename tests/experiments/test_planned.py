@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from experiments.harness.planned import Planned, plan
 from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
-from heddle.planning.plan import Planned, plan
 from heddle.runs import load_run
 from heddle.setup import Workspace
 from heddle.simulation import simulate
