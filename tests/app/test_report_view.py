@@ -177,16 +177,28 @@ def latexed(shown: Page, text: str) -> str:
     return str(shown.run("return latexCell(arguments[0])", text))
 
 
-def test_a_click_saves_a_file(browser: Chrome, small: Made, tmp_path: Path):
-    shown = Page(browser, small.path)
-    behaviour = {"behavior": "allow", "downloadPath": str(tmp_path)}
+def saved(shown: Page, browser: Chrome, folder: Path, name: str) -> Path:
+    behaviour = {"behavior": "allow", "downloadPath": str(folder)}
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
-    shown.click("[data-export='last.csv']")
-    file = tmp_path / f"{shown.run('return page.trace')}-last.csv"
+    shown.click(f"[data-export='{name}']")
+    file = folder / f"{shown.run('return page.trace')}-{name}"
     for _ in range(600):
         if file.exists() and file.stat().st_size:
             break
         shown.until("return true")
         browser.execute_async_script("setTimeout(arguments[0], 50)")
-    with file.open(newline="") as lines:
+    return file
+
+
+def test_a_click_saves_a_file(browser: Chrome, small: Made, tmp_path: Path):
+    shown = Page(browser, small.path)
+    with saved(shown, browser, tmp_path, "last.csv").open(newline="") as lines:
         assert len(list(csv.DictReader(lines))) == 2
+    pdf = saved(shown, browser, tmp_path, "busy.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-1.4")
+    table = int(pdf.rsplit(b"startxref\n", 1)[1].split()[0])
+    assert pdf[table:].startswith(b"xref\n0 6\n")
+    for number, line in enumerate(pdf[table:].splitlines()[3:8], 1):
+        assert pdf[int(line.split()[0]) :].startswith(b"%d 0 obj\n" % number)
+    assert b"/DCTDecode" in pdf
+    assert shown.errors() == []

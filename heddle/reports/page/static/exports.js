@@ -1,4 +1,4 @@
-// Every table and figure as CSV, every figure as PNG and SVG, every table as LaTeX.
+// Every table and figure as CSV, every figure as PNG, SVG and PDF, every table as LaTeX.
 
 const csvCell = (value) => {
   const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
@@ -21,6 +21,37 @@ function saveText(page, id, ending, text) {
 
 async function savePicture(page, id, format) {
   save(`${page.trace}-${id}.${format}`, await pictureOf(page, id, format));
+}
+
+// A PDF page of the size of the picture, which it has as a JPEG.
+async function savePdf(page, id) {
+  const url = await pictureOf(page, id, "jpeg");
+  const picture = new Image();
+  picture.src = url;
+  await picture.decode();
+  const [w, h] = [picture.naturalWidth, picture.naturalHeight];
+  const [wide, high] = [w / 2, h / 2];
+  const jpeg = Uint8Array.from(atob(url.split(",")[1]), (c) => c.charCodeAt(0));
+  const drawing = `q ${wide} 0 0 ${high} 0 0 cm /P Do Q`;
+  const objects = [
+    ["<< /Type /Catalog /Pages 2 0 R >>"],
+    ["<< /Type /Pages /Kids [3 0 R] /Count 1 >>"],
+    [`<< /Type /Page /Parent 2 0 R /MediaBox [0 0 ${wide} ${high}] /Resources << /XObject << /P 4 0 R >> >> /Contents 5 0 R >>`],
+    [`<< /Type /XObject /Subtype /Image /Width ${w} /Height ${h} /ColorSpace /DeviceRGB /BitsPerComponent 8 /Filter /DCTDecode /Length ${jpeg.length} >>\nstream\n`, jpeg, "\nendstream"],
+    [`<< /Length ${drawing.length} >>\nstream\n${drawing}\nendstream`],
+  ];
+  const parts = ["%PDF-1.4\n"];
+  const size = () => parts.reduce((sum, part) => sum + part.length, 0);
+  const offsets = objects.map((object, i) => {
+    const at = size();
+    parts.push(`${i + 1} 0 obj\n`, ...object, "\nendobj\n");
+    return `${String(at).padStart(10, "0")} 00000 n \n`;
+  });
+  const table = size();
+  parts.push(`xref\n0 ${objects.length + 1}\n0000000000 65535 f \n${offsets.join("")}trailer\n<< /Size ${objects.length + 1} /Root 1 0 R >>\nstartxref\n${table}\n%%EOF\n`);
+  const file = URL.createObjectURL(new Blob(parts, { type: "application/pdf" }));
+  save(`${page.trace}-${id}.pdf`, file);
+  setTimeout(() => URL.revokeObjectURL(file), 10000);
 }
 
 const LATEX = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}" };
@@ -128,7 +159,7 @@ const OWN_CSV = {
 
 function exportButtons(page, id, pictured) {
   const button = (text, act) => el("button", { type: "button", "data-export": `${id}.${text.toLowerCase()}`, title: `Save as ${text}`, onclick: act }, text);
-  const pictures = pictured ? ["PNG", "SVG"].map((format) => button(format, () => savePicture(page, id, format.toLowerCase()))) : [];
+  const pictures = pictured ? ["PNG", "SVG"].map((format) => button(format, () => savePicture(page, id, format.toLowerCase()))).concat(button("PDF", () => savePdf(page, id))) : [];
   const table = pictured ? [] : [button("LaTeX", () => saveText(page, id, "tex", latexOf(page, id)))];
   return el("span", { class: "exports" }, ...pictures, button("CSV", () => saveText(page, id, "csv", csvText(linesOf(page, id)))), ...table);
 }
