@@ -1,7 +1,7 @@
 """The data set of a loop: the prompts of a trace, in order, with the scripts of their samples."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -35,12 +35,15 @@ class DataSet:
 
         return DataSet(groups={name: found[name] for name in sorted(found, key=step)})
 
-    def prompts(self, *, repeat: bool) -> Iterator[Prompt]:
-        """In the order of the trace; with `repeat`, without end and under names of their own."""
+    def prompts(
+        self, *, repeat: bool, order: Callable[[int], Iterable[str]] | None = None
+    ) -> Iterator[Prompt]:
+        """In the order of the trace, or that of each epoch; with `repeat`, without end and under
+        names of their own."""
         for epoch in count() if repeat else range(1):
             suffix = f"{EPOCH}{epoch}" if epoch else ""
-            for name, scripts in self.groups.items():
-                yield Prompt(group=GroupId(name + suffix), samples=len(scripts))
+            for name in self.groups if order is None else order(epoch):
+                yield Prompt(group=GroupId(name + suffix), samples=len(self.groups[name]))
 
     def output_tokens(self, group: GroupId, sample: int) -> int:
         """Output tokens of a sample, all steps together."""

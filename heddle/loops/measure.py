@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -98,6 +98,12 @@ class LoopFigures:
     def mean_staleness(self) -> float:
         """Of a trained trajectory."""
         return sum(s * n for s, n in self.staleness) / sum(n for _, n in self.staleness)
+
+    @property
+    def batch_spread(self) -> float:
+        """Standard deviation of a batch's mean output tokens, over their mean."""
+        means = [batch.tokens / batch.trajectories for batch in self.batches]
+        return pstdev(means) / fmean(means)
 
     @property
     def mean_split(self) -> dict[str, float]:

@@ -67,6 +67,7 @@ class RegimeResult:
     length_bias = _OfRuns(lambda run: run.mean_trained_tokens / run.mean_started_tokens, mean)
     """Mean output of a trained trajectory over that of a started one; below 1: too short."""
     length_distance = _OfRuns(lambda run: run.length_distance, fmean)
+    batch_spread = _OfRuns(lambda run: run.batch_spread, fmean)
     mean_rewards = _OfRuns(lambda run: run.services.mean_rewards, fmean)
     mean_starts = _OfRuns(lambda run: run.services.mean_starts, fmean)
     reward_busy = _OfRuns(lambda run: run.services.reward_busy, _mean_of_known)
@@ -170,6 +171,8 @@ class RegimeResult:
             "wasted_share": self.wasted_share,
             "length_bias": self.length_bias,
             "length_distance": self.length_distance,
+            "batch_spread": self.batch_spread,
+            "known_prompts": len(setup.lengths) / len(setup.data.groups),
             "bound_fraction": self.bound_fraction,
         }
 

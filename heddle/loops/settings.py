@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from heddle.bounds import Bounds, check_bounds
 from heddle.cluster.tool_pools import latency_of
 from heddle.config_error import ConfigError, require
+from heddle_core.loop.epoch import EpochPlan
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 
 REWARDS_PER_GPU = 8
@@ -30,6 +31,9 @@ class LoopSettings:
     """Trained samples of a prompt."""
     repeat: bool = False
     """Begin the trace again after its last prompt."""
+    epoch_plan: str = ""
+    """Prompts that share a batch, by mean length in `history`: `random`; `sorted`, batches of like
+    length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""
     train_gpus: Annotated[int | None, Bounds(1)] = None
     """GPUs of the trainer; the engines have the others. None: a quarter of all."""
     colocated: bool = False
@@ -93,7 +97,19 @@ class LoopSettings:
             "loop.update_method = colocated is what loop.colocated does; take another method for "
             "GPUs of their own",
         )
+        try:
+            self.packing()
+        except ValueError as error:
+            raise ConfigError(f"loop.epoch_plan = {error}") from None
         self._check_services()
+
+    def packing(self) -> EpochPlan | None:
+        """How prompts are packed into batches; None: as the trace has them.
+
+        Raises:
+            ValueError: there is no such rule.
+        """
+        return EpochPlan.of(self.epoch_plan) if self.epoch_plan else None
 
     def starts(self) -> ServiceConfig:
         """The service that starts environments."""

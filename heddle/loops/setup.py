@@ -1,8 +1,9 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
@@ -15,8 +16,9 @@ from heddle.loops.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import CapacityError, Workload
 from heddle_core.controller import Controller
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
+from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime
@@ -130,6 +132,31 @@ class LoopSetup:
         )
 
     @property
+    def lengths(self) -> dict[GroupId, float]:
+        """Mean output tokens of the data set's prompts that the history has."""
+        history = self.run.history.history
+        totals = {} if history is None else history.group_totals
+        # Prompts of a drawn rollout have a number after their name.
+        known = {
+            GroupId(n): totals.get(GroupId(n), totals.get(GroupId(n.rpartition("~")[0])))
+            for n in self.data.groups
+        }
+        return {name: fmean(tokens) for name, tokens in known.items() if tokens}
+
+    def prompts(self) -> Iterator[Prompt]:
+        """The prompts without end, in the order of each epoch."""
+        plan, config = self.config.packing(), self.config
+        if plan is None:
+            return self.data.prompts(repeat=True)
+        names, lengths = [GroupId(name) for name in self.data.groups], self.lengths
+        return self.data.prompts(
+            repeat=True,
+            order=lambda epoch: plan.order(
+                names, lengths, batch=self.regime.groups, seed=(config.run.seed, epoch)
+            ),
+        )
+
+    @property
     def first_measured(self) -> int:
         """Steps that no time is taken of: until the regime is under way, and to a whole update."""
         regime, steps = self.regime, self.config.batches
@@ -171,7 +198,7 @@ def prepare_loop(
         "colocated" if shared else config.update_method,
         gpus=gpus if shared else gpus + cluster.gpus,
     )
-    return LoopSetup(
+    made = LoopSetup(
         requested=requested,
         config=config,
         name=name,
@@ -183,6 +210,8 @@ def prepare_loop(
         prices=prices_of(config.run.prices, run.profiles.pools),
         world=_world(config, data, file.training, layout, regime, update),
     )
+    _check_epoch(made)
+    return made
 
 
 def regime_of(config: LoopConfig, name: str) -> Regime:
@@ -259,7 +288,7 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
     return LoopController(
         controller,
         regime,
-        setup.data.prompts(repeat=True),
+        setup.prompts(),
         batches=setup.config.batches,
         pool=pool,
         slots=cluster.engine_count * cluster.max_running,
@@ -297,6 +326,24 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
             f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
             f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
             "loop.groups, or loop.repeat to begin the trace again"
+        )
+
+
+def _check_epoch(setup: LoopSetup) -> None:
+    config, prompts = setup.config, len(setup.data.groups)
+    plan = config.packing()
+    if plan is None or not plan.packed:
+        return
+    if not setup.lengths:
+        raise ConfigError(
+            f"loop.epoch_plan = {config.epoch_plan} packs by earlier lengths of the prompts, "
+            f"and history {setup.run.history.name} has none of the {prompts:,}: give earlier "
+            "rollouts of these prompts by --history, or take random"
+        )
+    if prompts % setup.regime.groups:
+        raise ConfigError(
+            f"loop.epoch_plan = {config.epoch_plan} packs whole batches, and {prompts:,} prompts are "
+            f"none of {setup.regime.groups}: take loop.groups that divides them, or random"
         )
 
 

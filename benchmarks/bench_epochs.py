@@ -1,0 +1,103 @@
+"""What packing the prompts of an epoch by their earlier lengths gains, by policy.
+
+Each trace has 100 prompts; eight samples of each are trained, in batches of 25 prompts for two
+epochs under `sync`, and eight others are the history. Every policy has its best TP degree of those
+given, found by rollout seconds of a step, for either order of prompts. Prints a line of JSON for
+each workload and seed, and the summary: `python -m benchmarks.bench_epochs`.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from heddle.cluster.config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
+from heddle.loops.comparison import compare_regimes
+from heddle.loops.config import LoopConfig
+from heddle_trace import synth, write_trace
+from heddle_trace.table import Records
+
+BASELINES = ("verl", "slime-2026", "continuum")
+MINE = "heddle"
+RULES = ("random", "sorted", "tail:.25")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all workloads that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workloads", nargs="*", default=["coding", "search", "math"])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tps", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--model", default="qwen3-14b")
+    given = parser.parse_args(arguments)
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        for workload, seed in product(given.workloads, range(given.seeds)):
+            made = _cell(workload, 977 + seed, given.tps, given.model, Path(folder))
+            cells.append({"workload": workload, "seed": 977 + seed, **made})
+            print(json.dumps(cells[-1]), flush=True)
+    gains = ("over_practice", "over_packed_baseline")
+    print(
+        json.dumps(
+            {
+                gain: {
+                    "mean": fmean(cell[gain] for cell in cells),
+                    "least": min(cell[gain] for cell in cells),
+                }
+                for gain in gains
+            }
+        )
+    )
+
+
+def _cell(
+    workload: str, seed: int, tps: Sequence[int], model: str, folder: Path
+) -> Mapping[str, Any]:
+    records = Records.of(synth(workload, 1600, seed, 16))
+    members = list(records.trajectory("group_id").occurring().values())
+    paths = [folder / f"{name}.jsonl.gz" for name in ("now", "earlier")]
+    for path, half in zip(paths, (slice(8), slice(8, 16)), strict=True):
+        write_trace(path, records.take(np.concatenate([own[half] for own in members])))
+    rollout_s = {
+        f"{policy}, {rule}": min(_rollout_s(paths, policy, rule, tp, model) for tp in tps)
+        for policy, rule in product((*BASELINES, MINE), RULES)
+    }
+    best = {rule: min(rollout_s[f"{policy}, {rule}"] for policy in BASELINES) for rule in RULES}
+    mine = min(rollout_s[f"{MINE}, {rule}"] for rule in RULES[1:])
+    return {
+        "rollout_s": rollout_s,
+        # A baseline in random order, and the best baseline with the same packing.
+        "over_practice": best["random"] / mine,
+        "over_packed_baseline": min(best["sorted"], best["tail:.25"]) / mine,
+    }
+
+
+def _rollout_s(paths: Sequence[Path], policy: str, rule: str, tp: int, model: str) -> float:
+    run = RunConfig(
+        trace=str(paths[0]),
+        history=str(paths[1]),
+        cluster=ClusterConfig(gpus=8, tp=tp, max_running=100, model=model),
+        policy=PolicyConfig(preset=policy),
+    )
+    loop = LoopConfig(
+        run=run,
+        regimes=("sync",),
+        train_gpus=8,
+        groups=25,
+        samples=8,
+        batches=9,
+        repeat=True,
+        epoch_plan=rule,
+    )
+    return compare_regimes([loop]).tried[0].split_s["rollout"]
+
+
+if __name__ == "__main__":
+    main()
