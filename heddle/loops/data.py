@@ -1,12 +1,14 @@
 """The data set of a loop: the prompts of a trace, in order, with the scripts of their samples."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from statistics import fmean
 
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
+from heddle_core.estimate.history import History
 from heddle_core.ids import GroupId
 from heddle_core.loop.groups import Prompt
 from heddle_trace.schema import TrajectoryScript
@@ -45,6 +47,17 @@ class DataSet:
             for name in self.groups if order is None else order(epoch):
                 yield Prompt(group=GroupId(name + suffix), samples=len(self.groups[name]))
 
+    def lengths(self, history: History | None) -> dict[GroupId, float]:
+        """Mean output tokens of a sample, of prompts that the history has."""
+        totals = {} if history is None else history.group_totals
+        found = {}
+        for name in map(GroupId, self.groups):
+            # Prompts of a drawn rollout have a number after their name.
+            tokens = totals.get(name) or totals.get(GroupId(name.rpartition("~")[0]))
+            if tokens:
+                found[name] = fmean(tokens)
+        return found
+
     def output_tokens(self, group: GroupId, sample: int) -> int:
         """Output tokens of a sample, all steps together."""
         return sum(step.output_tokens for step in self.script(group, sample).steps)
@@ -55,6 +68,26 @@ class DataSet:
         if scripts is None:
             scripts = self.groups[group.rpartition(EPOCH)[0]]
         return scripts[sample]
+
+
+def check_packing(
+    config: LoopConfig, data: DataSet, lengths: Mapping[GroupId, float], history: str
+) -> None:
+    """Refuse batches by length where none is known, or that are no whole ones."""
+    plan, prompts = config.packing(), len(data.groups)
+    if plan is None or not plan.packed:
+        return
+    packs = f"loop.epoch_plan = {config.epoch_plan} packs"
+    if not lengths:
+        raise ConfigError(
+            f"{packs} by earlier lengths of the prompts, and history {history} has none of the "
+            f"{prompts:,}: give earlier rollouts of these prompts by --history, or take random"
+        )
+    if prompts % config.groups:
+        raise ConfigError(
+            f"{packs} whole batches, and {prompts:,} prompts are none of {config.groups}: take "
+            "loop.groups that divides them, or random"
+        )
 
 
 def check_recorded(config: LoopConfig, scripts: Scripts) -> None:

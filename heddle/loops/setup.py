@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import EPOCH, DataSet, check_recorded
+from heddle.loops.data import EPOCH, DataSet, check_packing, check_recorded
 from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
@@ -46,6 +45,8 @@ class LoopSetup:
     regime: Regime
     run: RunSetup
     data: DataSet
+    lengths: Mapping[GroupId, float]
+    """Mean output tokens of a sample, of prompts that the history has."""
     world: LoopWorld
     layout: TrainLayout
     update: WeightUpdateTime
@@ -131,28 +132,16 @@ class LoopSetup:
             environment_busy=None if alive is None else alive.busy_s() / (limit * seconds),
         )
 
-    @property
-    def lengths(self) -> dict[GroupId, float]:
-        """Mean output tokens of the data set's prompts that the history has."""
-        history = self.run.history.history
-        totals = {} if history is None else history.group_totals
-        # Prompts of a drawn rollout have a number after their name.
-        known = {
-            GroupId(n): totals.get(GroupId(n), totals.get(GroupId(n.rpartition("~")[0])))
-            for n in self.data.groups
-        }
-        return {name: fmean(tokens) for name, tokens in known.items() if tokens}
-
     def prompts(self) -> Iterator[Prompt]:
         """The prompts without end, in the order of each epoch."""
         plan, config = self.config.packing(), self.config
         if plan is None:
             return self.data.prompts(repeat=True)
-        names, lengths = [GroupId(name) for name in self.data.groups], self.lengths
+        names = [GroupId(name) for name in self.data.groups]
         return self.data.prompts(
             repeat=True,
             order=lambda epoch: plan.order(
-                names, lengths, batch=self.regime.groups, seed=(config.run.seed, epoch)
+                names, self.lengths, batch=self.regime.groups, seed=(config.run.seed, epoch)
             ),
         )
 
@@ -198,20 +187,21 @@ def prepare_loop(
         "colocated" if shared else config.update_method,
         gpus=gpus if shared else gpus + cluster.gpus,
     )
-    made = LoopSetup(
+    lengths = data.lengths(run.history.history)
+    check_packing(config, data, lengths, run.history.name)
+    return LoopSetup(
         requested=requested,
         config=config,
         name=name,
         regime=regime,
         run=run,
         data=data,
+        lengths=lengths,
         layout=layout,
         update=update,
         prices=prices_of(config.run.prices, run.profiles.pools),
         world=_world(config, data, file.training, layout, regime, update),
     )
-    _check_epoch(made)
-    return made
 
 
 def regime_of(config: LoopConfig, name: str) -> Regime:
@@ -326,24 +316,6 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
             f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
             f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
             "loop.groups, or loop.repeat to begin the trace again"
-        )
-
-
-def _check_epoch(setup: LoopSetup) -> None:
-    config, prompts = setup.config, len(setup.data.groups)
-    plan = config.packing()
-    if plan is None or not plan.packed:
-        return
-    if not setup.lengths:
-        raise ConfigError(
-            f"loop.epoch_plan = {config.epoch_plan} packs by earlier lengths of the prompts, "
-            f"and history {setup.run.history.name} has none of the {prompts:,}: give earlier "
-            "rollouts of these prompts by --history, or take random"
-        )
-    if prompts % setup.regime.groups:
-        raise ConfigError(
-            f"loop.epoch_plan = {config.epoch_plan} packs whole batches, and {prompts:,} prompts are "
-            f"none of {setup.regime.groups}: take loop.groups that divides them, or random"
         )
 
 

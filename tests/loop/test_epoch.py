@@ -108,7 +108,7 @@ def test_batches_of_like_length_take_less_time(traces: tuple[str, str]):
         compare_regimes([config(traces, epoch_plan=rule)]).tried[0] for rule in ("random", "sorted")
     )
     assert packed.split_s["rollout"] < 0.95 * plain.split_s["rollout"]
-    assert packed.batch_spread > 2.0 * plain.batch_spread
+    assert packed.batch_spread > plain.batch_spread
     assert packed.plain()["known_prompts"] == 1.0
     assert packed.length_bias == pytest.approx(1.0)
 
