@@ -107,7 +107,7 @@ def test_the_keys_in_force_are_shown(heddle: Heddle):
     assert "cluster.gpus = 3" in shown
     assert "cluster.tp = 3" in shown
     found = json.loads(heddle(*words, "--json").stdout)
-    assert (found["cluster"]["gpus"], found["plan"]["simulated"]) == (3, 3)
+    assert (found["cluster"]["gpus"], found["plan"]["budget_s"]) == (3, None)
 
 
 def test_a_key_is_explained(heddle: Heddle, refused: Callable[..., str]):
