@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import heddle
 from heddle.cli import main
 from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
@@ -212,3 +213,21 @@ def test_what_a_loop_cannot_have_is_refused(trace: str, words: tuple[str, ...], 
     result = CliRunner().invoke(main, ["plan", trace, *BATCHES, "--regimes", "sync", *words])
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_python_plans_loops_too(trace: str):
+    found = heddle.plan(
+        trace,
+        "verl",
+        regimes="sync",
+        gpus=8,
+        model="qwen3-8b",
+        max_running=64,
+        budget_s=0.0,
+        settings={"loop.groups": 8, "loop.samples": 4, "loop.batches": 5},
+    )
+    assert found.verdict.startswith("Run sync under verl with ")
+    (row, *_) = found.rows()
+    assert row["loop"]["regime"] == "sync"
+    assert "hybrid_engine=False" in found.export("verl")
+    assert found.to_pandas()["loop.train_gpus"][0] == row["loop"]["train_gpus"]
