@@ -47,9 +47,11 @@ def _head(result: LoopComparison) -> None:
         f"{shared}; policy {config.run.policy.preset}, "
         f"{', '.join(map(str, result.running))} running per engine"
     )
+    again = config.groups * config.batches > len(first.data.groups)
     click.echo(
         f"batch    {config.groups} prompts x {config.samples} samples, {config.batches} steps; of "
         "times only those once the regime's trajectories are under way (measured)"
+        + ("; the trace begins again after its last prompt" if again else "")
     )
     click.echo(
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "

@@ -29,8 +29,8 @@ class LoopSettings:
     """Prompts of a batch."""
     samples: Annotated[int, Bounds(1)] = 16
     """Trained samples of a prompt."""
-    repeat: bool = False
-    """Begin the trace again after its last prompt."""
+    repeat: bool | None = None
+    """Begin the trace again after its last prompt. None: where it has too few, which is said."""
     epoch_plan: str = ""
     """Prompts that share a batch, by mean length in `history`: `random`; `sorted`, batches of like
     length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""

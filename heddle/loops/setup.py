@@ -311,7 +311,7 @@ def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) ->
             "number: give it another name"
         )
     needed = regime.groups * config.batches
-    if len(data.groups) < needed and not config.repeat:
+    if len(data.groups) < needed and config.repeat is False:
         raise ConfigError(
             f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
             f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "

@@ -27,7 +27,6 @@ from heddle.search.makespan import PassedError
 from heddle.search.policies import FIRST, is_other_system, shipped
 from heddle.search.race import (
     FEWEST,
-    FINALISTS,
     LAST,
     NEAR,
     NEVER,
@@ -56,6 +55,8 @@ REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "hed
 """Tried where none is named: the simplest first."""
 SPLITS_KEPT: Final = 4
 """Settings that are tried under other policies, and then with other numbers of running steps."""
+MEASURED: Final = 3
+"""Batches that times of the search are means of."""
 JUDGED: Final = 2
 """Settings that are judged beside the best and the first policy's."""
 
@@ -241,7 +242,7 @@ class _Loops:
         scripts = self.workload.scripts
         each = sum(len(script.steps) for script in scripts) / len(scripts)
         return Race(
-            (self._workspace, config, self.workload),
+            (self._workspace, config, self._short(), self.workload),
             _batch_s,
             draws=FEWEST,
             steps=int(each * config.batches * config.groups * config.samples),
@@ -249,6 +250,12 @@ class _Loops:
             budget_s=budget_s,
             on_round=on_round,
         )
+
+    def _short(self) -> int:
+        """Batches of the loops that are searched on: a few more than are not measured."""
+        warm = [self.setup(c).regime for c in self._setups if self._setups[c] is not None]
+        least = max(r.warm_up_batches + r.update.every * MEASURED for r in warm)
+        return min(self._config.batches, least)
 
     def row(self, candidate: Variant) -> RegimeResult:
         """What it reaches on the trace itself."""
@@ -328,7 +335,6 @@ def _rounds(
         kept = race.near(NEAR, SPLITS_KEPT)
         more = [drafted(each, (way,)) for each in kept for way in ways]
         race.run(filter(found.fits, more), [0], within=NEAR)
-    race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
@@ -345,7 +351,7 @@ def _others(race: Race, chosen: Variant) -> list[Variant]:
 
 
 def _batch_s(
-    shared: tuple[Workspace, LoopConfig, Workload],
+    shared: tuple[Workspace, LoopConfig, int, Workload],
     job: Job,
     report: Report | None,
 ) -> tuple[float, float]:
@@ -354,7 +360,9 @@ def _batch_s(
     It is stopped where the measured batches take longer than the job allows all of them.
     """
     began_s = time.perf_counter()
-    workspace, config, workload = shared
+    workspace, config, short, workload = shared
+    if job.draw.half == "search":
+        config = replace(config, batches=short)
     setup = prepare_loop(
         on_loop(job.candidate, config),
         job.candidate.regime,

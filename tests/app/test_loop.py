@@ -207,7 +207,10 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
             r"needs .* GiB.* loop.train_gpus = \d+ would do",
         ),
         (("--set", "loop.batches=1"), "loop.batches must be from 2"),
-        (("--set", "loop.batches=5"), "5 batches of 3 prompts need 15 prompts .* loop.repeat"),
+        (
+            ("--set", "loop.batches=5", "--set", "loop.repeat=false"),
+            "5 batches of 3 prompts need 15 prompts .* loop.repeat",
+        ),
         (("--set", "loop.groups=0"), "loop.groups must be 1 or more"),
         (("--set", "loop.samples=5"), "starts 5 samples of each prompt, but 12 of 12 prompts"),
         (("--regimes", "rollpacker"), "4 samples of each prompt and 1 beside them"),
@@ -303,3 +306,10 @@ def test_regimes_are_listed_with_their_parameters(heddle: Heddle):
     told = json.loads(heddle("regimes", "list", "--json").stdout)
     assert told["areal"]["parameters"]["enforce"] is False
     assert told["sync"]["colocated"] is True
+
+
+def test_a_short_trace_begins_again_and_it_is_said(heddle: Heddle, prompts: str):
+    shown = heddle("loop", prompts, "--regimes", "sync", *SMALL, "--set", "loop.batches=5")
+    assert shown.exit_code == 0, shown.output
+    assert "5 steps" in shown.output
+    assert "the trace begins again after its last prompt" in " ".join(shown.output.split())
