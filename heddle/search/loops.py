@@ -1,12 +1,11 @@
 """How to train: the best regime, split of the GPUs, policy and setting of an RL loop.
 
-A race as that of rollouts (`heddle.search.result`), whose candidates are loops of all batches on
-prompts that are drawn from half of the trace; the best is judged on the other half. What engines
-and trainer need at least only says which splits are simulated first, and which not at all.
+A race as that of rollouts (`heddle.search.result`), whose candidates are loops on prompts that are
+drawn from half of the trace; the best is judged by loops of all batches on the other half.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -46,14 +45,14 @@ from heddle.search.result import (
     name_of,
     tried_of,
 )
-from heddle.setup import Workspace, makespan_bound
+from heddle.setup import Workspace
 from heddle.workload import CapacityError, Workload
 from heddle_core.events import Trained
 from heddle_sim.training import TrainingError
 
 REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
 """Tried where none is named: the simplest first."""
-SPLITS_KEPT: Final = 4
+SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
@@ -151,6 +150,7 @@ class _Loops:
 
     def __init__(self, config: LoopConfig, names: Sequence[str], workspace: Workspace) -> None:
         self._config, self._names, self._workspace = config, names, workspace
+        self.train_gpus = config.trainer_gpus
         self._setups: dict[Variant, LoopSetup | None] = {}
         self._rows: dict[Variant, RegimeResult] = {}
         self.workload: Workload
@@ -220,21 +220,6 @@ class _Loops:
         new = replace(candidate, planned=True)
         self._setups[new] = self._setups[candidate]
         return new
-
-    def least_s(self, candidate: Variant) -> float:
-        """About what a batch takes at least, in seconds: the trainer, and engines that are full."""
-        setup = self.setup(candidate)
-        run, regime = setup.run, setup.regime
-        size = regime.groups * regime.samples
-        bound = makespan_bound(run.workload, run.profiles, setup.config.run.cluster)
-        rollout_s = bound.capacity_s * size / run.workload.trajectories
-        last = [
-            each.steps[-1].prompt_tokens + each.steps[-1].output_tokens
-            for each in run.workload.scripts[:size]
-        ]
-        train_s = setup.world.train_s(last, False)
-        together = rollout_s + train_s
-        return together if setup.config.colocated else max(rollout_s, train_s)
 
     def race(self, *, jobs: int | None, budget_s: float | None, on_round: OnRound | None) -> Race:
         """Their race."""
@@ -320,13 +305,17 @@ def _rounds(
     numbers: Sequence[int],
     ways: Sequence[str],
 ) -> None:
-    """The rounds of a race, each of fewer candidates on more draws."""
-    least_s: Mapping[Variant, float] = {each: found.least_s(each) for each in first}
-    order = sorted(first, key=lambda each: least_s[each])
-    of_each = {each.regime: each for each in reversed(order)}
-    race.run(of_each.values(), [0], always=True)
-    best_s = min(times[0] for times in race.made["search"].values())
-    race.run((each for each in order if least_s[each] <= WIDE * best_s), [0], within=WIDE)
+    """The rounds of a race: of each regime the TP degree, then the split; then fewer candidates.
+
+    Each regime begins with the split of the configuration and wide engines.
+    """
+    start = min(first, key=lambda each: abs(each.train_gpus - found.train_gpus)).train_gpus
+    at_start = sorted((c for c in first if c.train_gpus == start), key=lambda c: -c.cluster.tp)
+    race.run({each.regime: each for each in reversed(at_start)}.values(), [0], always=True)
+    race.run(at_start, [0], within=NEAR, own=True)
+    degrees = {each.regime: each.cluster.tp for each in reversed(race.ranked())}
+    rest = [each for each in first if each.cluster.tp == degrees.get(each.regime)]
+    race.run(rest, [0], within=NEAR, own=True)
     race.run(found.under_all(race.near(WIDE, SPLITS_KEPT)), [0], within=NEAR)
     kept = race.near(NEAR, SPLITS_KEPT)
     more = [with_slots(each, number) for each in kept for number in numbers]

@@ -120,15 +120,15 @@ class Race:
         """Simulate what is missing; stopped at `within` times the best of each draw.
 
         Nothing begins once the time is spent, unless `always`. With `own`, the best is that of the
-        candidate's own policy.
+        candidate's own kind.
         """
         made = self.made[half]
         jobs = []
         for number in draws:
-            by_policy = _best(made, number)
-            least_s = min(by_policy.values(), default=NEVER)
+            by_kind = _best(made, number)
+            least_s = min(by_kind.values(), default=NEVER)
             jobs += [
-                Job(each, Draw(half, number), within * by_policy.get(each.policy, NEVER))
+                Job(each, Draw(half, number), within * by_kind.get(kind_of(each), NEVER))
                 if own
                 else Job(each, Draw(half, number), within * least_s)
                 for each in dict.fromkeys(candidates)
@@ -197,12 +197,18 @@ class Race:
         return found
 
 
-def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[str, float]:
-    """The least time of a draw by policy."""
-    best: dict[str, float] = {}
+def kind_of(candidate: Variant) -> tuple[str, str]:
+    """Candidates of a kind differ in their settings only: regime and policy."""
+    return candidate.regime, candidate.policy
+
+
+def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[tuple[str, str], float]:
+    """The least time of a draw by kind."""
+    best: dict[tuple[str, str], float] = {}
     for each, times in made.items():
         if number in times:
-            best[each.policy] = min(times[number], best.get(each.policy, NEVER))
+            kind = kind_of(each)
+            best[kind] = min(times[number], best.get(kind, NEVER))
     return best
 
 
