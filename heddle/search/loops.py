@@ -56,7 +56,7 @@ SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
-JUDGED: Final = 2
+JUDGED: Final = 3
 """Settings that are judged beside the best and the first policy's."""
 
 
