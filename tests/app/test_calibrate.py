@@ -17,6 +17,7 @@ from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm.settings import SUPPORTED, Installed
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
+from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, ONE_RUN, Heddle, run_of
 
 SMALL = (
@@ -119,7 +120,8 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
     shipped = ("--model", "qwen3-8b", "--gpu", "h200", "--gpus", 2, "--max-running", 2)
     for policies in ("verl", "verl,heddle"):
         assert "qwen3-8b" in done(heddle, "compare", trace, *cluster, "--policies", policies)
-    plan = json.loads(done(heddle, "plan", trace, *BRIEF, *cluster[:4], "--json"))
+    write_trace("four.jsonl", synth("coding", 8, seed=5, samples_per_group=2))
+    plan = json.loads(done(heddle, "plan", "four.jsonl", *BRIEF, *cluster[:4], "--json"))
     assert plan["cluster"]["model"] == "qwen3-8b"
     mine = run_of(heddle(*ONE_RUN, trace, *cluster, "--json"))
     other = run_of(heddle(*ONE_RUN, trace, *shipped, "--json"))

@@ -24,6 +24,7 @@ from heddle.runs.record import MOMENT_S, record, slots
 from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
+from heddle_trace import synth, write_trace
 from tests.app.journals import (
     BRIEF,
     ONE_RUN,
@@ -282,7 +283,8 @@ def test_derived_times_of_a_gpu_class_are_marked(heddle: Heddle, trace: Path):
     assert facts["how"]["times of the GPU class"].startswith("the kernel times of H200")
     compared = heddle("compare", trace, "--policies", "verl", *cluster, "--json")
     assert json.loads(compared.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
-    planned = heddle("plan", trace, *cluster, *BRIEF, "--json")
+    write_trace("four.jsonl", synth("coding", 8, seed=5, samples_per_group=2))
+    planned = heddle("plan", "four.jsonl", *cluster, *BRIEF, "--json")
     assert json.loads(planned.stdout)["cluster"]["derived"].startswith("the kernel times of H200")
     listed = heddle("policies", "list")
     assert "h20 (derived)" in listed.output
