@@ -98,7 +98,7 @@ def plan(
 
     Raises:
         ConfigError: engines with roles, the portfolio with another cost than its own, no predictor
-            of this name, a history or a model of the trace itself; a price is wrong or missing.
+            of this name, or a history or a model of the trace itself.
         CapacityError: no TP degree holds the largest context of the trace.
         ValueError: any other of the packages' errors for bad input.
     """

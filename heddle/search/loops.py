@@ -34,6 +34,7 @@ from heddle.search.race import (
     OnRound,
     Race,
     drafted,
+    kind_of,
     with_slots,
 )
 from heddle.search.result import (
@@ -57,7 +58,7 @@ SPLITS_KEPT: Final = 2
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 3
-"""Settings that are judged beside the best and the first policy's."""
+"""Other regimes that are judged, beside the next best and the first policy's."""
 
 
 def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
@@ -104,9 +105,7 @@ def search_loops(
     check_history(config.run, found.workload.trace)
     race = found.race(jobs=jobs, budget_s=budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
-    numbers = running_steps(
-        config.run.cluster, shared.profiles(next(iter(first)).cluster), slots or "best"
-    )
+    numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     best = race.ranked()[0]
     ties = race.ties(best)
@@ -331,9 +330,8 @@ def _others(race: Race, chosen: Variant) -> list[Variant]:
     """The best of other regimes and policies, and the best of the first policy."""
     by_kind: dict[tuple[str, str], Variant] = {}
     for each in race.ranked():
-        by_kind.setdefault((each.regime, each.policy), each)
-    own = (chosen.regime, chosen.policy)
-    others = [each for kind, each in by_kind.items() if kind != own]
+        by_kind.setdefault(kind_of(each), each)
+    others = [each for kind, each in by_kind.items() if kind != kind_of(chosen)]
     regimes = {each.regime: each for each in reversed(others) if each.regime != chosen.regime}
     plain = [each for each in others if each.policy == FIRST]
     return [*others[:1], *list(reversed(regimes.values()))[:JUDGED], *plain[:1]]

@@ -10,6 +10,7 @@ from heddle.cost.prices import RunCost
 from heddle.planning.blocks import blocks
 from heddle.planning.deployment import LoopSplit, deployment_of_search
 from heddle.search.policies import FIRST, OURS
+from heddle.search.race import kind_of
 from heddle.search.result import Judged, SearchResult
 
 SCHEMA = "heddle.plan/2"
@@ -61,11 +62,7 @@ def verdict(answer: Recommendation) -> str:
     if spread.high > spread.low:
         text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
     mine = best.candidate
-    others = [
-        each
-        for each in answer.judged[1:]
-        if (each.candidate.policy, each.candidate.regime) != (mine.policy, mine.regime)
-    ]
+    others = [each for each in answer.judged[1:] if kind_of(each.candidate) != kind_of(mine)]
     if others:
         text += f", {_against(best, others[0])} the next best, {_named(others[0])}"
     comes = answer.as_it_comes
