@@ -26,8 +26,8 @@ from heddle_runtime.vllm.settings import VllmSettings, installed_vllm
 
 COMMAND = "heddle_runtime.vllm.command"
 """The module that runs vLLM's command."""
-RESERVE_S = 30.0
-"""How long Ray may take to find nodes for all engines."""
+RESERVE_S = 120.0
+"""How long Ray may take to find nodes for all engines and to start a process on each."""
 RETRY_S = 0.5
 TAIL_BYTES = 2000
 """Of an engine's log in the message about its end."""

@@ -16,6 +16,7 @@ from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.runs import load_run
 from heddle.simulation import simulate
+from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, ONE_RUN, Heddle
 
 HEDDLE = (sys.executable, "-m", "heddle.cli")
@@ -63,10 +64,11 @@ def test_a_terminal_shows_what_runs_and_how_much_is_done(trace: Path, tmp_path: 
     assert "closing (2 of 2 runs done)" in plain
     assert "12/12 trajectories" in plain
     assert json.loads(out)["schema"] == "heddle.compare/2"
+    write_trace(tmp_path / "four.jsonl", synth("coding", 8, seed=5, samples_per_group=2))
     (run, _) = sorted(path.parent for path in tmp_path.glob("runs/*/*/manifest.json"))
     for command, said in (
         ((*ONE_RUN, trace, "--json"), "6/6 trajectories"),
-        (("plan", trace, *BRIEF, "--json"), "searching"),
+        (("plan", tmp_path / "four.jsonl", *BRIEF, "--json"), "searching"),
         (("replay", run), "replaying "),
         (("report", run, "-o", "report.html"), "writing"),
     ):

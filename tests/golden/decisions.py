@@ -100,7 +100,8 @@ def _value(thing: Any, field: str) -> object:
         case "homes":
             return [(str(e), [str(t) for t in ts]) for e, ts in thing.resource_plan.homes]
         case "makespan":
-            return thing.resource_plan.estimated_makespan_s
+            makespan_s = thing.resource_plan.estimated_makespan_s
+            return makespan_s if makespan_s is None else f"{makespan_s:.12g}"
         case "salvaged":
             return [(str(t), tokens) for t, tokens in thing.salvaged]
     value = getattr(thing, field)
@@ -108,7 +109,11 @@ def _value(thing: Any, field: str) -> object:
 
 
 def line(thing: Any) -> str:
-    """One event or command as text, to the last digit."""
+    """One event or command as text, to the last digit.
+
+    An estimated makespan has 12 digits: powers and logarithms of numpy differ in the last one where
+    a CPU has AVX-512.
+    """
     name = type(thing).__name__
     return f"{name} {[_value(thing, field) for field in FIELDS[name]]!r}"
 

@@ -273,10 +273,11 @@ def _equal(a: object, b: object) -> bool:
     """Whether two values are the same, floats but for their last digits.
 
     The kernels of numpy and BLAS differ by the type of CPU, and with them the last digits of a sum
-    (at most 4 units there, measured between two types).
+    (at most 4 units there, measured between two types). A correlation near 0 is a difference of
+    such sums: its error is that of numbers near 1.
     """
     if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-14)
+        return math.isclose(a, b, rel_tol=1e-14, abs_tol=1e-15)
     return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
