@@ -27,7 +27,8 @@ from campaigns.fuzz.inputs import originals
 from heddle.cli import main
 
 MOST_CPU_S: Final = 5.0
-MOST_MIB: Final = 1024
+MOST_MIB: Final = 768
+"""Beyond what the process held before the command."""
 ENDED_AFTER_S: Final = 20.0
 """CPU seconds after which a case is ended."""
 MOST_ADDRESSES: Final = 16 << 30
@@ -83,6 +84,7 @@ class Fuzz:
         with chdir(place.folder):
             place.damage(case.edits)
             _reset_peak()
+            held = peak_mib()
             begun_s = time.process_time()
             try:
                 result = _limited(case.arguments)
@@ -92,7 +94,7 @@ class Fuzz:
                 used_s = time.process_time() - begun_s
                 written = [name for name in OUTPUTS if Path(name).exists()]
                 place.restore()
-            peak = peak_mib()
+            peak = peak_mib() - held
             failure = judged(case, result, used_s, peak, written)
             return Outcome(failure, {f"status {result.exit_code}": 1, "peak MiB": peak})
 
@@ -114,7 +116,10 @@ def workplace_of(process: int) -> Workplace:
 def judged(
     case: FuzzCase, result: Result, used_s: float, peak: int, written: list[str]
 ) -> Failure | None:
-    """Return what a command did that it must not do; `written` are outputs that it left."""
+    """Return what a command did that it must not do.
+
+    `peak` counts MiB beyond what the process held before; `written` are outputs that it left.
+    """
     command = " ".join(case.arguments[:2])
     error = result.exception
     if error is not None and not isinstance(error, SystemExit):
