@@ -89,7 +89,7 @@ def plan(
 
     All shipped policies, each at every TP degree and number of running steps, and with
     --speculation best at each setting of it, are simulated on rollouts that are drawn from half of
-    the prompts. The best is judged on the other half; its interval is that of one rollout.
+    the prompts. The last five are judged on the other half; an interval is that of one rollout.
     --max-running fixes the number of running steps. ctrl-C, and the end of --budget-s, give the
     best so far. With --sweep cluster.roles=best, some engines may only prefill.
 

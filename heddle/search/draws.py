@@ -1,7 +1,7 @@
 """Rollouts that are drawn from the prompts of a trace: half to search on, half to judge on.
 
 A rollout of the trace's own number of groups is drawn from the groups of one half, with repetition
-(bootstrap). A setting that was chosen on the first half is judged on prompts that nothing has seen.
+(bootstrap). The last candidates of the first half are judged on prompts that nothing has seen.
 """
 
 from dataclasses import dataclass, replace

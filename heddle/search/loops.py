@@ -57,8 +57,8 @@ SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
-JUDGED: Final = 3
-"""Other regimes that are judged, beside the next best and the first policy's."""
+JUDGED: Final = 4
+"""Regimes that are judged, beside the two best candidates and the first policy's."""
 
 
 def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
@@ -107,20 +107,19 @@ def search_loops(
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
-    best = race.ranked()[0]
-    ties = race.ties(best)
-    chosen = min((best, *ties), key=lambda each: found.simplicity(each, race))
     comes = [each for each in first if _as_it_comes(each, config)][:1]
-    compared = list(dict.fromkeys([chosen, *_others(race, chosen), *comes]))
+    compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
     race.run(compared, range(race.draws), half="judge", always=True)
+    ties = race.ties()
+    chosen = min(ties, key=lambda each: found.simplicity(each, race))
     judged = {each: found.judged(race, each) for each in compared}
-    rest = [judged[each] for each in compared[1:] if each not in comes]
+    rest = [judged[each] for each in compared if each is not chosen and each not in comes]
     setup = found.setup(chosen)
     return SearchResult(
         setup=setup.run,
         judged=(judged[chosen], *sorted(rest, key=lambda each: each.makespan_s.mean)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in (best, *ties) if each is not chosen),
+        ties=tuple(name_of(each) for each in ties if each is not chosen),
         as_it_comes=judged[comes[0]] if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,
@@ -281,7 +280,7 @@ class _Loops:
             mechanisms(self.setup(candidate).run.policy),
             "+" in candidate.policy,
             -candidate.cluster.tp,
-            fmean(race.made["search"][candidate].values()),
+            fmean(race.decided()[candidate]),
         )
 
 
@@ -326,15 +325,17 @@ def _rounds(
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
-def _others(race: Race, chosen: Variant) -> list[Variant]:
-    """The best of other regimes and policies, and the best of the first policy."""
+def _others(race: Race) -> list[Variant]:
+    """The best of each regime, of the two best policies, and of the first policy."""
     by_kind: dict[tuple[str, str], Variant] = {}
     for each in race.ranked():
         by_kind.setdefault(kind_of(each), each)
-    others = [each for kind, each in by_kind.items() if kind != kind_of(chosen)]
-    regimes = {each.regime: each for each in reversed(others) if each.regime != chosen.regime}
-    plain = [each for each in others if each.policy == FIRST]
-    return [*others[:1], *list(reversed(regimes.values()))[:JUDGED], *plain[:1]]
+    best = list(by_kind.values())
+    regimes: dict[str, Variant] = {}
+    for each in best:
+        regimes.setdefault(each.regime, each)
+    plain = [each for each in best if each.policy == FIRST]
+    return [*best[:2], *list(regimes.values())[:JUDGED], *plain[:1]]
 
 
 def _batch_s(

@@ -11,6 +11,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant, with_policy
 from heddle.config import RunConfig
@@ -181,16 +183,30 @@ class Race:
                 kept.setdefault((each.policy, mean_s), each)
         return [*kept.values()][:most]
 
-    def ties(self, best: Variant) -> list[Variant]:
-        """Candidates that are no worse than the best: at most `SAME` slower in the mean, or at most
-        `TIE`, by a difference that is not significant."""
-        made = self.made["search"]
-        mine = made[best]
-        found = []
-        for each, times in made.items():
-            if each is best or set(times) != set(mine) or NEVER in times.values():
-                continue
-            more = estimate([times[number] / mine[number] - 1.0 for number in mine])
+    def decided(self) -> dict[Variant, list[float]]:
+        """Candidates that ended all draws of both halves, the best first.
+
+        With the time of each draw as a multiple of the least: a draw counts as much as another.
+        """
+        times = {
+            each: [*self.made["search"].get(each, {}).values(), *judged.values()]
+            for each, judged in self.made["judge"].items()
+        }
+        most = max(map(len, times.values()))
+        ended = [each for each, own in times.items() if len(own) == most and NEVER not in own]
+        made = np.array([times[each] for each in ended])
+        over = made / made.min(axis=0)
+        order = np.argsort(over.mean(axis=1), kind="stable")
+        return {ended[place]: over[place].tolist() for place in order.tolist()}
+
+    def ties(self) -> list[Variant]:
+        """Of `decided`, the best and those that are no worse: at most `SAME` slower in the mean, or
+        at most `TIE`, by a difference that is not significant."""
+        decided = self.decided()
+        (best, mine), *rest = decided.items()
+        found = [best]
+        for each, times in rest:
+            more = estimate([a / b - 1.0 for a, b in zip(times, mine, strict=True)])
             doubtful = more.ci95 is None or more.mean <= more.ci95
             if more.mean <= SAME or (more.mean <= TIE and doubtful):
                 found.append(each)

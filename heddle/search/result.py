@@ -1,4 +1,4 @@
-"""What to run: the best candidate of a race, judged on prompts that the race has not seen."""
+"""What to run: the best candidate of a race, judged on prompts that its rounds have not seen."""
 
 import time
 from collections import Counter
@@ -165,16 +165,15 @@ def search(
     candidates = settings.variants(config, names, shared)
     race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     complete = race.completes(partial(_rounds, race, config, candidates, slots, tried, shared))
-    best = race.ranked()[0]
-    ties = race.ties(best)
-    chosen = min((best, *ties), key=lambda each: _simplicity(race, each, config, shared))
     own = [
         drafted(c, tried[:1])
         for c in candidates
         if c.policy == FIRST and c.cluster == settings.base
     ]
-    compared = dict.fromkeys([chosen, *_others(race, chosen), *own])
+    compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
+    ties = race.ties()
+    chosen = min(ties, key=lambda each: _simplicity(race, each, config, shared))
     setups = {each: _setup(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
@@ -183,7 +182,7 @@ def search(
         setup=setups[chosen],
         judged=(judged[chosen], *sorted(others, key=lambda each: each.makespan_s.mean)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in (best, *ties) if each is not chosen),
+        ties=tuple(name_of(each) for each in ties if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
@@ -220,8 +219,8 @@ def name_of(candidate: Variant) -> str:
     return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}"
 
 
-def _others(race: Race, chosen: Variant) -> list[Variant]:
-    """The best settings of other policies, `FIRST` and the best of uniform engines among them."""
+def _others(race: Race) -> list[Variant]:
+    """The best settings of some policies, `FIRST` and the best of uniform engines among them."""
     by_policy: dict[str, Variant] = {}
     uniform = []
     for each in race.ranked():
@@ -229,8 +228,7 @@ def _others(race: Race, chosen: Variant) -> list[Variant]:
         if not each.planned:
             uniform.append(each)
     tuned = by_policy.get(FIRST)
-    by_policy.pop(chosen.policy.partition("+")[0], None)
-    return [*list(by_policy.values())[: JUDGED - 1], *uniform[:1], *([tuned] if tuned else [])]
+    return [*list(by_policy.values())[:JUDGED], *uniform[:1], *([tuned] if tuned else [])]
 
 
 def _rounds(
@@ -280,7 +278,7 @@ def _simplicity(
         mechanisms(_setup(config, candidate, workspace).policy),
         "+" in candidate.policy,
         -candidate.cluster.tp,
-        fmean(race.made["search"][candidate].values()),
+        fmean(race.decided()[candidate]),
     )
 
 

@@ -94,7 +94,7 @@ def test_shipped_policies_are_all_presets_but_those_by_gpu_type(config: RunConfi
     assert set(PRESETS) - set(shipped(config)) == {"rollart", "rollart-measured"}
 
 
-def test_the_best_has_the_least_makespan_of_the_search_or_ties_with_it(found: SearchResult):
+def test_the_recommended_comes_first_and_the_rest_by_makespan(found: SearchResult):
     policies = {each.candidate.policy for each in found.judged}
     assert {"verl", "heddle"} <= policies
     assert found.best is found.judged[0]
@@ -167,6 +167,33 @@ def test_ties_are_near_and_not_significant(config: RunConfig):
     assert any(each.startswith("verl-2026") for each in found.ties)
     race = race_of(config, shared)
     assert race.draws == 8
+    best = found.best.candidate
+    names = ("best", "near", "far", "doubtful", "few draws", "stopped")
+    candidates = {name: replace(best, name=name) for name in names}
+    searched = {
+        "best": [100.0, 10.0],
+        "near": [100.9, 10.05],
+        "far": [102.0, 10.2],
+        "doubtful": [110.0, 9.5],
+        "few draws": [50.0],
+        "stopped": [50.0, NEVER],
+    }
+    for name, times in searched.items():
+        candidate = candidates[name]
+        race.made["search"][candidate].update(enumerate(times))
+        race.made["judge"][candidate].update(enumerate(times))
+    assert [each.name for each in race.decided()] == ["best", "near", "far", "doubtful"]
+    assert race.decided()[candidates["far"]] == [1.02, 10.2 / 9.5, 1.02, 10.2 / 9.5]
+    assert [each.name for each in race.ties()] == ["best", "near", "doubtful"]
+
+
+def test_the_last_candidates_are_chosen_on_both_halves(config: RunConfig, found: SearchResult):
+    race = race_of(config, Workspace())
+    one, other = found.best.candidate, replace(found.best.candidate, name="other")
+    race.made["search"] |= {one: {0: 10.0}, other: {0: 11.0}}
+    race.made["judge"] |= {one: {0: 20.0}, other: {0: 10.0}}
+    assert race.ranked() == [one, other]
+    assert list(race.decided()) == [other, one]
 
 
 def test_a_search_without_time_judges_what_it_has(config: RunConfig):

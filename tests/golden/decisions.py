@@ -100,20 +100,22 @@ def _value(thing: Any, field: str) -> object:
         case "homes":
             return [(str(e), [str(t) for t in ts]) for e, ts in thing.resource_plan.homes]
         case "makespan":
-            makespan_s = thing.resource_plan.estimated_makespan_s
-            return makespan_s if makespan_s is None else f"{makespan_s:.12g}"
+            return _estimate(thing.resource_plan.estimated_makespan_s)
+        case "priority" | "remaining_tokens":
+            return _estimate(getattr(thing, field))
         case "salvaged":
             return [(str(t), tokens) for t, tokens in thing.salvaged]
     value = getattr(thing, field)
     return str(value) if isinstance(value, str) else value
 
 
-def line(thing: Any) -> str:
-    """One event or command as text, to the last digit.
+def _estimate(value: float | None) -> str | None:
+    """With 12 digits: powers and logarithms of numpy differ in the last where a CPU has AVX-512."""
+    return value if value is None else f"{value:.12g}"
 
-    An estimated makespan has 12 digits: powers and logarithms of numpy differ in the last one where
-    a CPU has AVX-512.
-    """
+
+def line(thing: Any) -> str:
+    """One event or command as text, to the last digit but for estimates."""
     name = type(thing).__name__
     return f"{name} {[_value(thing, field) for field in FIELDS[name]]!r}"
 
