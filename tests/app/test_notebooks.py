@@ -25,6 +25,9 @@ installed = pytest.mark.skipif(
     reason="nbclient is not installed: make notebooks installs it",
 )
 
+LONG = ("01_compare_policies", "06_training_regimes", "07_speculation")
+"""They take a minute and more, most of it in commands whose answers are golden too: `make soak`."""
+
 
 class Bag(dict[str, Any]):
     """A node of a notebook, as nbformat makes it: keys are attributes too."""
@@ -43,7 +46,9 @@ def cells(path: Path) -> list[Any]:
 @pytest.mark.slow
 @installed
 @pytest.mark.xdist_group("notebooks")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.soak) if n in LONG else n for n in NAMES]
+)
 def test_a_notebook_shows_what_it_shows_when_it_is_run(name: str):
     done = subprocess.run(
         [sys.executable, "-m", "notebooks.execute", name, "--check"],

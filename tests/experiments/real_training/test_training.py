@@ -259,6 +259,7 @@ def kill(module: str) -> None:
     os.kill(running(module)[0], signal.SIGKILL)
 
 
+@pytest.mark.soak
 @group
 @pytest.mark.skipif(bool(needs_engines), reason=needs_engines)
 @needs_trainer
