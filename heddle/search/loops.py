@@ -110,8 +110,8 @@ def search_loops(
     comes = [each for each in first if _as_it_comes(each, config)][:1]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
     race.run(compared, range(race.draws), half="judge", always=True)
-    ties = race.ties()
-    chosen = min(ties, key=lambda each: found.simplicity(each, race))
+    same, doubtful = race.ties()
+    chosen = min(same, key=lambda each: found.simplicity(each, race))
     judged = {each: found.judged(race, each) for each in compared}
     rest = [judged[each] for each in compared if each is not chosen and each not in comes]
     setup = found.setup(chosen)
@@ -119,7 +119,7 @@ def search_loops(
         setup=setup.run,
         judged=(judged[chosen], *sorted(rest, key=lambda each: each.makespan_s.mean)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in ties if each is not chosen),
+        ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
         as_it_comes=judged[comes[0]] if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,

@@ -40,9 +40,9 @@ FEWEST, MOST = 4, 8
 TRAJECTORIES: Final = 4_000
 """Trajectories of all draws together that a finalist runs."""
 SAME: Final = 0.01
-"""A candidate that is this near to the best ties with it: other prompts differ by more."""
+"""A candidate that is this near to the best is as good: other prompts differ by more."""
 TIE: Final = 0.03
-"""The same where draws do not tell them apart."""
+"""One that is this near ties with the best where draws do not tell them apart."""
 NEVER: Final = float("inf")
 
 OnRound: TypeAlias = Callable[[str, int, int], None]
@@ -199,18 +199,18 @@ class Race:
         order = np.argsort(over.mean(axis=1), kind="stable")
         return {ended[place]: over[place].tolist() for place in order.tolist()}
 
-    def ties(self) -> list[Variant]:
-        """Of `decided`, the best and those that are no worse: at most `SAME` slower in the mean, or
-        at most `TIE`, by a difference that is not significant."""
-        decided = self.decided()
-        (best, mine), *rest = decided.items()
-        found = [best]
+    def ties(self) -> tuple[list[Variant], list[Variant]]:
+        """Of `decided`, the best and those that are at most `SAME` slower in the mean; and others
+        that are at most `TIE` slower, by a difference that is not significant."""
+        (best, mine), *rest = self.decided().items()
+        same, doubtful = [best], []
         for each, times in rest:
             more = estimate([a / b - 1.0 for a, b in zip(times, mine, strict=True)])
-            doubtful = more.ci95 is None or more.mean <= more.ci95
-            if more.mean <= SAME or (more.mean <= TIE and doubtful):
-                found.append(each)
-        return found
+            if more.mean <= SAME:
+                same.append(each)
+            elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
+                doubtful.append(each)
+        return same, doubtful
 
 
 def kind_of(candidate: Variant) -> tuple[str, str]:

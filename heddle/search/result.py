@@ -172,8 +172,8 @@ def search(
     ]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
-    ties = race.ties()
-    chosen = min(ties, key=lambda each: _simplicity(race, each, config, shared))
+    same, doubtful = race.ties()
+    chosen = min(same, key=lambda each: _simplicity(race, each, config, shared))
     setups = {each: _setup(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
@@ -182,7 +182,7 @@ def search(
         setup=setups[chosen],
         judged=(judged[chosen], *sorted(others, key=lambda each: each.makespan_s.mean)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in ties if each is not chosen),
+        ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
