@@ -41,6 +41,7 @@ from heddle.search.result import (
     OWN_ENGINES,
     Judged,
     SearchResult,
+    best_of_kinds,
     engines_of,
     mechanisms,
     name_of,
@@ -113,11 +114,11 @@ def search_loops(
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))
     judged = {each: found.judged(race, each) for each in compared}
-    rest = [judged[each] for each in compared if each is not chosen and each not in comes]
+    others = [judged[each] for each in compared if each is not chosen and each not in comes]
     setup = found.setup(chosen)
     return SearchResult(
         setup=setup.run,
-        judged=(judged[chosen], *sorted(rest, key=lambda each: each.makespan_s.mean)),
+        judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
         tried=tried_of(race),
         ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
         as_it_comes=judged[comes[0]] if comes else None,

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -27,6 +27,7 @@ from heddle.search.race import (
     OnRound,
     Race,
     drafted,
+    kind_of,
     race_of,
     with_drafts,
     with_slots,
@@ -180,7 +181,7 @@ def search(
     others = [judged[each] for each in compared if each is not chosen and each not in own]
     return SearchResult(
         setup=setups[chosen],
-        judged=(judged[chosen], *sorted(others, key=lambda each: each.makespan_s.mean)),
+        judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
         tried=tried_of(race),
         ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
         as_it_comes=judged[own[0]] if own else None,
@@ -192,6 +193,14 @@ def search(
         complete=complete,
         draws=race.draws,
     )
+
+
+def best_of_kinds(chosen: Judged, others: Iterable[Judged]) -> list[Judged]:
+    """The best of each other kind of candidate, by makespan."""
+    found = {kind_of(chosen.candidate): chosen}
+    for each in sorted(others, key=lambda each: each.makespan_s.mean):
+        found.setdefault(kind_of(each.candidate), each)
+    return list(found.values())[1:]
 
 
 def tried_of(race: Race) -> tuple[Tried, ...]:

@@ -10,7 +10,7 @@ from heddle.cost.prices import RunCost
 from heddle.planning.blocks import blocks
 from heddle.planning.deployment import LoopSplit, deployment_of_search
 from heddle.search.policies import FIRST, OURS
-from heddle.search.race import kind_of
+from heddle.search.race import SAME, kind_of
 from heddle.search.result import Judged, SearchResult
 
 SCHEMA = "heddle.plan/2"
@@ -92,6 +92,8 @@ def _against(best: Judged, other: Judged) -> str:
     more, spread = ratio.mean - 1.0, ratio.ci95 or 0.0
     if abs(more) <= spread or abs(more) < 0.005:
         return "not significantly different from"
+    if -SAME <= more < 0.0:
+        return "within 1 % of"
     give_or_take = "" if ratio.ci95 is None else f" (±{spread * 100.0:.0f})"
     return f"{abs(more) * 100.0:.0f} %{give_or_take} {'faster' if more > 0.0 else 'slower'} than"
 

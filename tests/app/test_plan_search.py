@@ -198,6 +198,16 @@ def test_the_last_candidates_are_chosen_on_both_halves(config: RunConfig, found:
     assert list(race.decided()) == [other, one]
 
 
+def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResult):
+    best = found.best
+    for factor, words in ((0.993, "within 1 % of"), (0.97, "3 % (±0) slower than")):
+        times = tuple(factor * seconds for seconds in best.times)
+        policy = "slime" if best.candidate.policy == "verl" else "verl"
+        other = replace(best, candidate=replace(best.candidate, policy=policy), times=times)
+        sentence = verdict(answer_of_search(replace(found, judged=(best, other))))
+        assert f"{words} the next best, {policy} with" in sentence
+
+
 def test_a_search_without_time_judges_what_it_has(config: RunConfig):
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
