@@ -33,8 +33,8 @@ FINALISTS: Final = 10
 """Candidates of the second and third drawn rollouts."""
 LAST: Final = 5
 """Candidates of all further ones."""
-JUDGED: Final = 4
-"""Policies that are judged, beside those that are always."""
+JUDGED: Final = 3
+"""Policies that are judged, beside the last candidates and those that are always."""
 FEWEST, MOST = 4, 8
 """Draws of a half."""
 TRAJECTORIES: Final = 4_000
