@@ -259,7 +259,8 @@ def interrupt(pid: int) -> None:
 
 
 class WorkerSignals:
-    """SIGINT in a worker process: it interrupts a job, and nothing between jobs.
+    """SIGINT in a worker process: it interrupts a job, and nothing between jobs. SIGTERM interrupts
+    a ``relayed`` job too, which may be closing already.
 
     The process ends when its parent has ended, after its job has closed. A new one starts with
     SIGINT blocked; see `terminal_signals_blocked`.
@@ -291,6 +292,9 @@ class WorkerSignals:
             try:
                 if self._interrupts != "ignored":
                     signal.signal(signal.SIGINT, interrupt_once)
+                if self._interrupts == "relayed":
+                    # By SIGTERM a pool ends all its processes once one has ended.
+                    signal.signal(signal.SIGTERM, interrupt_once)
                 if self._stop.is_set():
                     raise KeyboardInterrupt
                 yield
@@ -302,6 +306,7 @@ class WorkerSignals:
                 raise
             finally:
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _end_with_parent(self) -> None:
         # Imported here: the command line imports this module, and help needs no processes.

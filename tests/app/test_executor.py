@@ -160,6 +160,7 @@ class Touching(NamedTuple):
 
     folder: str
     fails: bool = False
+    closing_s: float = 0.0
 
 
 def touching(_: Shared, job: Touching, report: Report | None) -> None:
@@ -172,13 +173,16 @@ def touching(_: Shared, job: Touching, report: Report | None) -> None:
         (folder / "began").touch()
         time.sleep(60.0)
     finally:
+        time.sleep(job.closing_s)
         (folder / f"closed{job.fails}").touch()
 
 
 def test_an_error_closes_the_jobs_under_way(tmp_path: Path):
     last = tmp_path / "last"
     last.mkdir()
-    jobs = [Touching(str(tmp_path)), Touching(str(tmp_path), fails=True), Touching(str(last))]
+    # While the first closes, the process of the others has ended, and with it the pool.
+    first = Touching(str(tmp_path), closing_s=0.5)
+    jobs = [first, Touching(str(tmp_path), fails=True), Touching(str(last))]
     with pytest.raises(ValueError, match="a defect"):
         list(Processes(2, Shared()).map(touching, jobs))
     assert (tmp_path / "closedFalse").exists()
