@@ -129,7 +129,8 @@ def _cell(
     began_s = time.perf_counter()
     mine_s = _makespan_s(later, best, shared)
     one_s = time.perf_counter() - began_s
-    verl = next(j.candidate for j in found.judged if j.candidate.policy == "verl")
+    tuned = [each for each in (*found.judged, found.as_it_comes) if each is not None]
+    verl = next(each.candidate for each in tuned if each.candidate.policy == "verl")
     hindsight = min(times, key=lambda each: times[each])
     return {
         "trace": name,

@@ -120,7 +120,7 @@ def search_loops(
         setup=setup.run,
         judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
+        ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
         as_it_comes=judged[comes[0]] if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,
@@ -329,14 +329,12 @@ def _rounds(
 def _others(race: Race) -> list[Variant]:
     """The best of each regime, of the two best policies, and of the first policy."""
     by_kind: dict[tuple[str, str], Variant] = {}
-    for each in race.ranked():
-        by_kind.setdefault(kind_of(each), each)
-    best = list(by_kind.values())
     regimes: dict[str, Variant] = {}
-    for each in best:
+    for each in race.distinct():
+        by_kind.setdefault(kind_of(each), each)
         regimes.setdefault(each.regime, each)
-    plain = [each for each in best if each.policy == FIRST]
-    return [*best[:2], *list(regimes.values())[:JUDGED], *plain[:1]]
+    plain = [each for each in race.ranked() if each.policy == FIRST]
+    return [*list(by_kind.values())[:2], *list(regimes.values())[:JUDGED], *plain[:1]]
 
 
 def _batch_s(

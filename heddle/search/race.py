@@ -106,7 +106,7 @@ class Race:
         except KeyboardInterrupt:
             if not self.ranked():
                 raise
-            return False
+            self._ends_s = time.monotonic()
         return not self.over
 
     def run(
@@ -168,20 +168,45 @@ class Race:
         finished = [each for each in made if NEVER not in made[each].values()]
         return sorted(finished, key=lambda each: (-len(made[each]), fmean(made[each].values())))
 
-    def near(self, within: float, most: int) -> list[Variant]:
-        """The best so far and those within so many times of it.
+    def distinct(self) -> list[Variant]:
+        """Candidates as `ranked`; of those that take equally long on the first draw, the first.
 
-        Of settings of a policy that take equally long, such as more slots than are used, one.
+        They decide alike: slots that are not used, policies that differ where KV is short.
         """
+        first: dict[float, Variant] = {}
+        for each in self.ranked():
+            first.setdefault(self.made["search"][each][0], each)
+        return list(first.values())
+
+    def near(self, within: float, most: int) -> list[Variant]:
+        """The best of `distinct` so far and those within so many times of it."""
         made = self.made["search"]
-        ranked = self.ranked()
-        limit_s = within * fmean(made[ranked[0]].values())
-        kept: dict[tuple[str, float], Variant] = {}
-        for each in ranked:
-            mean_s = fmean(made[each].values())
-            if mean_s <= limit_s:
-                kept.setdefault((each.policy, mean_s), each)
-        return [*kept.values()][:most]
+        best, *rest = self.distinct()
+        limit_s = within * fmean(made[best].values())
+        return [best, *(each for each in rest if fmean(made[each].values()) <= limit_s)][:most]
+
+    def alike(self, candidate: Variant) -> list[Variant]:
+        """Candidates of other kinds that are not judged and decide as this one on the first draw.
+
+        Of a kind that does so with other slots, the candidate with the same slots is simulated;
+        none is looked for once the time is spent.
+        """
+        if self.over:
+            return []
+        made = self.made["search"]
+        slots = candidate.cluster.max_running
+        at: defaultdict[Variant, set[float]] = defaultdict(set)
+        for each in made:
+            at[with_slots(each, slots)].add(made[each][0])
+        mine = at.pop(candidate, set()) - {NEVER}
+        others = [each for each in at if each.cluster == candidate.cluster and mine & at[each]]
+        self.run(others, [0], within=NEAR)
+        return [
+            each
+            for each in others
+            if made.get(each, {}).get(0) == made.get(candidate, {}).get(0)
+            and each not in self.made["judge"]
+        ]
 
     def decided(self) -> dict[Variant, list[float]]:
         """Candidates that ended all draws of both halves, the best first.
@@ -211,6 +236,11 @@ class Race:
             elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
                 doubtful.append(each)
         return same, doubtful
+
+    def tied_with(self, chosen: Variant, ties: Iterable[Variant]) -> list[Variant]:
+        """The ties without the chosen one, and all that decide as one of them."""
+        found = dict.fromkeys(other for each in ties for other in (each, *self.alike(each)))
+        return [each for each in found if each != chosen]
 
 
 def kind_of(candidate: Variant) -> tuple[str, str]:

@@ -183,7 +183,7 @@ def search(
         setup=setups[chosen],
         judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
         tried=tried_of(race),
-        ties=tuple(name_of(each) for each in (*same, *doubtful) if each is not chosen),
+        ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
@@ -231,13 +231,12 @@ def name_of(candidate: Variant) -> str:
 def _others(race: Race) -> list[Variant]:
     """The best settings of some policies, `FIRST` and the best of uniform engines among them."""
     by_policy: dict[str, Variant] = {}
-    uniform = []
-    for each in race.ranked():
+    ranked, distinct = race.ranked(), race.distinct()
+    for each in distinct:
         by_policy.setdefault(each.policy.partition("+")[0], each)
-        if not each.planned:
-            uniform.append(each)
-    tuned = by_policy.get(FIRST)
-    return [*list(by_policy.values())[:JUDGED], *uniform[:1], *([tuned] if tuned else [])]
+    uniform = [each for each in distinct if not each.planned]
+    tuned = [each for each in ranked if each.policy == FIRST]
+    return [*list(by_policy.values())[:JUDGED], *uniform[:1], *tuned[:1]]
 
 
 def _rounds(

@@ -198,6 +198,19 @@ def test_the_last_candidates_are_chosen_on_both_halves(config: RunConfig, found:
     assert list(race.decided()) == [other, one]
 
 
+def test_policies_that_decide_alike_take_one_of_the_last_places(
+    config: RunConfig, found: SearchResult
+):
+    race = race_of(config, Workspace())
+    names = ("verl", "verl-star", "continuum", "heddle")
+    first, second, third, last = (replace(found.best.candidate, policy=each) for each in names)
+    race.made["search"] |= {first: {0: 10.0}, second: {0: 10.0, 1: 11.0}, last: {0: 10.5}}
+    race.made["search"] |= {third: {0: 10.0}}
+    assert race.near(1.1, 2) == [second, last]
+    assert race.alike(second) == [first, third]
+    assert race.tied_with(second, [second]) == [first, third]
+
+
 def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResult):
     best = found.best
     for factor, words in ((0.993, "within 1 % of"), (0.97, "3 % (±0) slower than")):
