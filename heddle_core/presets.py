@@ -64,8 +64,13 @@ def verl_star(context: PolicyContext) -> Policy:
 
 
 def verl_2026(context: PolicyContext) -> Policy:
-    """verl of August 2026: a table of 10,000 pins; new trajectories to the fewest in flight."""
-    return _baseline(context, Sticky(capacity=10_000))
+    """verl of September 2026: a table of 10,000 pins; new ones to any of the fewest in flight."""
+    return _baseline(context, Sticky(capacity=10_000, seed=context.seed))
+
+
+def verl_margin(context: PolicyContext) -> Policy:
+    """The same as proposed in verl#7435 (open): pins break at 2 more in flight than the fewest."""
+    return _baseline(context, Sticky(capacity=10_000, margin=2, seed=context.seed))
 
 
 def slime_2026(context: PolicyContext) -> Policy:
@@ -169,6 +174,7 @@ PRESETS: Mapping[str, Factory] = {
     "verl-affinity": verl_affinity,
     "verl-star": verl_star,
     "verl-2026": verl_2026,
+    "verl-margin": verl_margin,
     "slime-2026": slime_2026,
     "sticky_least_loaded": sticky_least_loaded,
     "libra-cmlfq": libra_cmlfq,

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from heddle_core.estimate.equal_progress import RatesBeyond, ToolRates
-from heddle_core.estimate.group_cost import FloatArray
+from heddle_core.estimate.group_cost import FloatArray, IntArray
 from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
 from heddle_trace.schema import TrajectoryScript
@@ -22,8 +21,12 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
     outputs = columns.total("output_tokens")
     at = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     total = float(outputs.sum())
+    quantiles = np.quantile(outputs, at)
+    tool_s, appended = _rates_beyond(columns, outputs, quantiles)
     return History(
-        output_quantiles=tuple(float(q) for q in np.quantile(outputs, at)),
+        output_quantiles=tuple(float(q) for q in quantiles),
+        tool_s_beyond=tuple(tool_s.tolist()),
+        appended_beyond=tuple(appended.tolist()),
         appended_per_output=_appended(columns) / total,
         tool_s_per_output=sum(columns.step("tool_s").plain()) / total,
         group_totals={
@@ -40,27 +43,21 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
     )
 
 
-def tool_rates_of(scripts: Sequence[TrajectoryScript]) -> RatesBeyond:
-    """What tools of the longer trajectories take and append per output token, at any length.
+def _rates_beyond(
+    columns: Scripts, outputs: IntArray, quantiles: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """What tools take in seconds, and append in tokens, per output token of the longer ones.
 
-    Long trajectories may call tools less often for their tokens than short ones. Beyond the longest
-    but one, the rates are those of the longest.
+    Long trajectories may call tools less often for their tokens than short ones.
     """
-    columns = Scripts.of(scripts)
-    outputs = columns.total("output_tokens")
     order = np.argsort(-outputs, kind="stable")
     lengths = outputs[order]
     made = np.cumsum(lengths.astype(np.float64))
     tool_s = np.cumsum(np.add.reduceat(columns.step("tool_s").values, columns.first)[order]) / made
     last = columns.table.rows["tool_tokens"][columns.stop - 1]
     appended = np.cumsum((columns.total("tool_tokens") - last)[order]) / made
-
-    def beyond(at: FloatArray) -> ToolRates:
-        longer = np.searchsorted(-lengths, -at, side="left")
-        row = np.maximum(longer, 1) - 1
-        return ToolRates(tool_s=tool_s[row], appended=appended[row])
-
-    return beyond
+    row = np.maximum(np.searchsorted(-lengths, -quantiles, side="right"), 1) - 1
+    return tool_s[row], appended[row]
 
 
 def levels_of(scripts: Sequence[TrajectoryScript]) -> Levels:

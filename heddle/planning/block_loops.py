@@ -13,6 +13,7 @@ from heddle.planning.deployment import Deployment, LoopSplit
 ROUTERS: Final[Mapping[str, str]] = {
     "verl": "consistent_hash",
     "verl-2026": "consistent_hash",
+    "verl-margin": "consistent_hash",
     "sticky_least_loaded": "consistent_hash",
     "slime": "power_of_two",
     "slime-2026": "cache_aware",

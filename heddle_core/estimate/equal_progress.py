@@ -21,10 +21,8 @@ Trajectories do not in fact advance alike: some wait for a first slot, and other
 That matters little, since an engine makes as many tokens either way.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
-from typing import TypeAlias
 
 import numpy as np
 
@@ -46,19 +44,6 @@ _LEAST_S = 1e-12
 """In place of times of 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolRates:
-    """What tools take and append per output token, of trajectories longer than each length."""
-
-    tool_s: FloatArray
-    appended: FloatArray
-    """Tokens."""
-
-
-RatesBeyond: TypeAlias = Callable[[FloatArray], ToolRates]
-"""The rates of trajectories that are longer than each of some output lengths in tokens."""
-
-
 def equal_progress_s(
     history: History,
     by_shape: Mapping[EngineShape, StepCost],
@@ -67,33 +52,35 @@ def equal_progress_s(
     widened: Mapping[EngineShape, int],
     trajectories: int,
     prompt_tokens: float,
+    prefilled_tokens: float,
     max_running: int,
     start_s: float,
     widened_at: int,
-    beyond: RatesBeyond | None = None,
+    longest_at: float = 0.5,
 ) -> list[float]:
     """Return the estimated makespan in seconds of each of `mixes`, engines by shape.
 
-    `prompt_tokens` is the mean. With `widened_at` trajectories left or fewer, the engines change to
-    `widened`, in `start_s`, as soon as that brings the end forward. Tools of long trajectories are
-    as `beyond` says; None: as those of all.
+    `prompt_tokens` is the mean, `prefilled_tokens` the sum over prompts, each counted once. The
+    longest trajectory is as long as the quantile `longest_at` of the longest of so many. With
+    `widened_at` trajectories left or fewer, the engines change to `widened`, in `start_s`, as soon
+    as that brings the end forward.
     """
-    probabilities, lengths = _quantiles(history, trajectories)
+    probabilities, lengths = _quantiles(history, trajectories, longest_at)
     made = np.concatenate(([0.0], lengths))
     middle, tokens = 0.5 * (made[1:] + made[:-1]), np.diff(made)
     longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
     left = np.maximum(trajectories * longer, 1.0)
-    rates = _mean_rates(history, made[:-1]) if beyond is None else beyond(made[:-1])
-    context = prompt_tokens + middle * (1.0 + rates.appended)
+    tool_s, appended = history.rates_beyond(made[:-1])
+    context = prompt_tokens + middle * (1.0 + appended)
     shapes = sorted(by_shape, key=lambda shape: shape.gpus)
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
     below = [cost.below_knee for cost in costs]
-    pace = _pace_s(below, engines, left, context, rates, max_running)
+    pace = _pace_s(below, engines, left, context, (tool_s, appended), max_running)
     if any(cost.filling for cost in costs):
         filled = [cost.beyond_knee for cost in costs]
-        other = _pace_s(filled, engines, left, context, rates, max_running)
+        other = _pace_s(filled, engines, left, context, (tool_s, appended), max_running)
         pace = np.minimum(pace, other)
     spans = tokens * pace
     restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
@@ -104,32 +91,27 @@ def equal_progress_s(
             loaded_s = left[k] * context[k] / restore_rates[-1]
             ends = np.minimum(ends, ends[-1] + start_s + loaded_s)
     prefill_rates = engines @ np.array([1.0 / max(cost.prefill_s, _LEAST_S) for cost in costs])
-    first_s = prompt_tokens * trajectories / prefill_rates
+    first_s = prefilled_tokens / prefill_rates
     return [float(end) for end in (ends + first_s)[: len(mixes)]]
 
 
-def _mean_rates(history: History, lengths: FloatArray) -> ToolRates:
-    """The same rates at all lengths."""
-    return ToolRates(
-        tool_s=np.full_like(lengths, history.tool_s_per_output),
-        appended=np.full_like(lengths, history.appended_per_output),
-    )
-
-
-def _quantiles(history: History, trajectories: int) -> tuple[FloatArray, FloatArray]:
-    """Probabilities and lengths, up to the longest to be expected of so many trajectories.
+def _quantiles(
+    history: History, trajectories: int, longest_at: float
+) -> tuple[FloatArray, FloatArray]:
+    """Probabilities and lengths, up to the quantile `longest_at` of the longest of so many.
 
     Between history's last quantile and its longest, log lengths are proportional to normal scores.
     No length is beyond history's longest: it may be the longest context that is allowed.
     """
     lengths = np.maximum(np.asarray(history.output_quantiles, dtype=np.float64), 1.0)
     probabilities = (np.arange(len(lengths)) + 0.5) / len(lengths)
-    last = 1.0 - 0.5 / trajectories
+    last = longest_at ** (1.0 / trajectories)
     if last <= probabilities[-1] or history.longest_output_tokens <= lengths[-1]:
-        return probabilities, lengths
+        kept = max(1, int(np.searchsorted(probabilities, last, side="right")))
+        return probabilities[:kept], lengths[:kept]
     beyond = 1.0 - np.geomspace(1.0 - probabilities[-1], 1.0 - last, _BEYOND + 1)[1:]
-    longest_at = 1.0 - 0.5 / (history.trajectories or trajectories)
-    known = np.maximum(longest_at, beyond[0])
+    known_at = 1.0 - 0.5 / (history.trajectories or trajectories)
+    known = np.maximum(known_at, beyond[0])
     scores = [NormalDist().inv_cdf(float(p)) for p in (probabilities[-1], known, *beyond)]
     share = np.minimum((np.array(scores[2:]) - scores[0]) / (scores[1] - scores[0]), 1.0)
     further = lengths[-1] * (history.longest_output_tokens / lengths[-1]) ** share
@@ -141,20 +123,20 @@ def _pace_s(
     engines: FloatArray,
     left: FloatArray,
     context: FloatArray,
-    tools: ToolRates,
+    tools: tuple[FloatArray, FloatArray],
     max_running: int,
 ) -> FloatArray:
     """Seconds per output token of all, by mix and length.
 
     `engines` counts them by mix and cost. `left` is the number of trajectories by length, `context`
-    the tokens of each. The rates of a mix are largest where one more sequence adds the same to each
-    engine that is not full. That is the multiplier, `rate'(b) = t0 / (t0 + b * sequence)^2`.
+    the tokens of each, `tools` what they take and append per output token. The rates of a mix are
+    largest where one more sequence adds the same to each engine that is not full. That is the
+    multiplier, `rate'(b) = t0 / (t0 + b * sequence)^2`.
     """
+    tool_s, appended = tools
     t0_s = np.maximum([cost.t0_s for cost in costs], _LEAST_S)
     # By length and cost.
-    sequence_s = np.stack(
-        [c.t1_s + c.t2_s * context + c.prefill_s * tools.appended for c in costs], -1
-    )
+    sequence_s = np.stack([c.t1_s + c.t2_s * context + c.prefill_s * appended for c in costs], -1)
     sequence_s = np.maximum(sequence_s, _LEAST_S)
     most = np.stack([np.clip(c.kv_capacity_tokens / context, 1.0, max_running) for c in costs], -1)
 
@@ -163,7 +145,7 @@ def _pace_s(
         batch = (np.sqrt(t0_s / np.exp(log_multiplier)[..., None]) - t0_s) / sequence_s
         batch = np.clip(batch, 0.0, most)
         rate = np.einsum("mk,mlk->ml", engines, batch / (t0_s + sequence_s * batch))
-        return np.einsum("mk,mlk->ml", engines, batch) + rate * tools.tool_s, rate
+        return np.einsum("mk,mlk->ml", engines, batch) + rate * tool_s, rate
 
     low = np.full((len(engines), len(left)), np.log(_MULTIPLIERS[0]))
     high = np.full_like(low, np.log(_MULTIPLIERS[1]))

@@ -49,6 +49,11 @@ class History:
     """Output of the longest trajectory; 0 where it is not known."""
     trajectories: int = 0
     """Of which that is the longest; 0 where it is not known."""
+    tool_s_beyond: tuple[float, ...] = ()
+    """Seconds in tools, per output token, of trajectories that are as long as each of
+    `output_quantiles` or longer; empty: as of all."""
+    appended_beyond: tuple[float, ...] = ()
+    """Tokens that tools append to the context of the same, per output token."""
     group_totals: Mapping[GroupId, Sequence[int]] = field(default_factory=dict)
     """Total output tokens of earlier samples, by prompt; empty where prompts do not recur."""
     tasks: Mapping[str, Levels] = field(default_factory=dict)
@@ -70,6 +75,22 @@ class History:
     def mean_output_tokens(self) -> float:
         """Mean output of a trajectory."""
         return sum(self.output_quantiles) / len(self.output_quantiles)
+
+    def rates_beyond(
+        self, lengths: "NDArray[np.float64]"
+    ) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+        """What tools take in seconds, and append in tokens, per output token of trajectories that
+        are longer than each of some lengths."""
+        import numpy as np
+
+        def rates(beyond: Sequence[float], mean: float) -> "NDArray[np.float64]":
+            known = self.output_quantiles
+            return np.interp(lengths, known, beyond or (mean,) * len(known), left=mean)
+
+        return (
+            rates(self.tool_s_beyond, self.tool_s_per_output),
+            rates(self.appended_beyond, self.appended_per_output),
+        )
 
     def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":
         """Estimated output tokens, one per prediction and in its order.

@@ -10,7 +10,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from heddle_core.estimate.cost import StepCost
-from heddle_core.estimate.equal_progress import RatesBeyond, equal_progress_s
+from heddle_core.estimate.equal_progress import equal_progress_s
 from heddle_core.estimate.group_cost import work_of
 from heddle_core.estimate.history import History
 from heddle_core.estimate.ordered import Cost
@@ -259,6 +259,15 @@ _TIE = 0.03
 """Of makespans this near to the least, that of the widest single shape is taken: some trajectory
 may be longer than any in history, and decodes fastest there."""
 
+MOVES: Final = 5.0
+"""Mean steps of a trajectory from which on two shapes pay: with fewer it ends before it has moved.
+Of traces with 10 tool calls they gain a tenth, of those with 3 they lose as much."""
+WIDENED_LATE_S: Final = 20.0
+"""How much later engines are widened than estimated, beside their start: it is not known who is
+long, and they merge one after the other. Without it, mixes that pay on search are not chosen."""
+LONGEST: Final = (1 / 6, 1 / 2, 5 / 6)
+"""Quantiles of how long the longest trajectory is: engines are chosen for all of them."""
+
 _SHARES = (0.125, 0.25, 0.5)
 """Of the GPUs that may have wide engines beside narrow ones."""
 
@@ -272,6 +281,8 @@ ASSUMED_HISTORIES = tuple(
         appended_per_output=0.6,
         tool_s_per_output=0.0,
         step_output_tokens=512.0,
+        longest_output_tokens=median * math.exp(_SPREAD * NormalDist().inv_cdf(1.0 - 0.5 / 1000)),
+        trajectories=1000,
     )
     for median in _MEDIANS
 )
@@ -299,8 +310,9 @@ class EqualProgressPlan:
 
     needs_all = True
 
-    def __init__(self, context: PolicyContext) -> None:
-        self._context = context
+    def __init__(self, context: PolicyContext, *, mixes: bool = True) -> None:
+        """Without `mixes`, engines of one shape only."""
+        self._context, self._mixes = context, mixes
         self._mixed = SearchedPlan(context, solver="portfolio")
 
     def plan(
@@ -321,8 +333,9 @@ class EqualProgressPlan:
         single = [_joined(mixes) for mixes in product(*filled)]
         makespan_s: float | None = None
         if context.history is None:
-            estimates = [self.makespans_s(h, single, ts) for h in ASSUMED_HISTORIES]
-            mix = single[_least_regret(estimates)]
+            pairs = product(ASSUMED_HISTORIES, LONGEST)
+            estimates = [self.makespans_s(h, single, ts, longest_at=at) for h, at in pairs]
+            mix = single[_least_regret(estimates, single=len(single))]
         else:
             mixes = single
             if len(fitting) > 1:
@@ -330,16 +343,32 @@ class EqualProgressPlan:
                 others = single[_simplest_near_least(makespans_s, single=len(single))]
             else:
                 others = {}
-            for gpu, shapes in fitting.items():
+            for gpu, shapes in fitting.items() if self._moves_hide(context.history, ts) else ():
                 beside = {shape: n for shape, n in others.items() if shape.gpu != gpu}
                 partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
                 mixes = [*mixes, *({**beside, **mix} for mix in partly)]
-            makespans_s = self.makespans_s(context.history, mixes, ts)
-            chosen = _simplest_near_least(makespans_s, single=len(single))
-            mix, makespan_s = mixes[chosen], makespans_s[chosen]
+            by_longest = [
+                self.makespans_s(context.history, mixes, ts, longest_at=at) for at in LONGEST
+            ]
+            chosen = _least_regret(by_longest, single=len(single))
+            mix, makespan_s = mixes[chosen], by_longest[len(LONGEST) // 2][chosen]
         widest_first = sorted(mix, key=lambda shape: -shape.gpus)
         engines = _engines([shape for shape in widest_first for _ in range(mix[shape])], context)
         return ResourcePlan(engines=engines, estimated_makespan_s=makespan_s)
+
+    def _moves_hide(self, history: History, ts: Sequence[TrajectoryView]) -> bool:
+        """Whether trajectories reach wide engines: by moves, of which each takes a tool's time.
+
+        A trajectory is known to be long when it has had more steps than others.
+        """
+        mean_tokens = history.mean_output_tokens()
+        context = sum(t.context_tokens for t in ts) / len(ts)
+        context += 0.5 * mean_tokens * (1.0 + history.appended_per_output)
+        tool_s = history.tool_s_per_output * history.step_output_tokens
+        steps = mean_tokens / history.step_output_tokens
+        return (
+            self._mixes and steps >= MOVES and tool_s >= self._context.cost.transfer_s(int(context))
+        )
 
     def _fitting(self, by_shape: Iterable[EngineShape]) -> dict[str, list[EngineShape]]:
         """Shapes of each class that its pool has GPUs for, narrowest first."""
@@ -364,12 +393,12 @@ class EqualProgressPlan:
         mixes: Sequence[Mix],
         ts: Sequence[TrajectoryView],
         *,
-        beyond: RatesBeyond | None = None,
+        longest_at: float = 0.5,
     ) -> list[float]:
         """Estimate the makespan of each mix in seconds, where lengths are as in `history`.
 
-        Late in the rollout the engines may change to the widest shapes of the context. `beyond` is
-        of `equal_progress_s`.
+        Late in the rollout the engines may change to the widest shapes of the context.
+        `longest_at` is of `equal_progress_s`.
         """
         context = self._context
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
@@ -386,10 +415,11 @@ class EqualProgressPlan:
             widened=widest,
             trajectories=len(ts),
             prompt_tokens=sum(t.context_tokens for t in ts) / len(ts),
+            prefilled_tokens=sum({t.group: t.context_tokens for t in ts}.values()),
             max_running=context.max_running,
-            start_s=context.start_s(max(by_shape, key=lambda shape: shape.gpus)),
+            start_s=WIDENED_LATE_S + context.start_s(max(by_shape, key=lambda s: s.gpus)),
             widened_at=first_search_at(sum(s.gpus * n for s, n in widest.items())),
-            beyond=beyond,
+            longest_at=longest_at,
         )
 
 
@@ -430,10 +460,12 @@ def _simplest_near_least(makespans_s: Sequence[float], *, single: int) -> int:
     return near[-1] if near else min(range(len(makespans_s)), key=lambda k: makespans_s[k])
 
 
-def _least_regret(estimates: Sequence[Sequence[float]]) -> int:
-    """Position of the least makespan over the least one, in the mean of the logarithms."""
+def _least_regret(estimates: Sequence[Sequence[float]], *, single: int) -> int:
+    """Position of the least makespan over the least one, in the mean of the logarithms.
 
-    def regret(k: int) -> float:
-        return sum(math.log(makespans_s[k] / min(makespans_s)) for makespans_s in estimates)
-
-    return min(range(len(estimates[0])), key=regret)
+    One of the first `single` if the others gain less than `_TIE` over it.
+    """
+    logs = np.log(np.asarray(estimates))
+    regret = (logs - logs.min(axis=1, keepdims=True)).mean(axis=0)
+    best = int(regret[:single].argmin())
+    return best if regret[best] <= regret.min() + _TIE else int(regret.argmin())

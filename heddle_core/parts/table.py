@@ -218,6 +218,10 @@ PARTS: Final = Parts(
             TaggedAffinity, "stays; new: on the GPU class of its task's tag (policy.tags; RollArt)"
         ),
         "presorted": Part(Presorted, "longest together, groups cut for the least makespan"),
+        "presorted_dealt": Part(
+            lambda s: Presorted(s, shared=1.0),
+            "the same, samples of a prompt always dealt to engines in turn",
+        ),
         "presorted_by_size": Part(
             lambda s: Presorted(s, cost="paper"), "the same under the published cost, F by size"
         ),
@@ -247,6 +251,10 @@ PARTS: Final = Parts(
         "equal_progress": Part(
             planner.EqualProgressPlan,
             "one TP degree or two by history's lengths; `portfolio` where lengths are known",
+        ),
+        "one_degree": Part(
+            lambda s: planner.EqualProgressPlan(s, mixes=False),
+            "the same, never two degrees for a history",
         ),
         "exact": Part(
             lambda s: planner.SearchedPlan(s, solver="exact"),

@@ -93,14 +93,23 @@ def test_one_very_long_trajectory_gets_a_wide_engine_beside_narrow_ones():
     )
     lengths = tuple(100.0 + i for i in range(256))
     past = replace(history(), output_quantiles=lengths, longest_output_tokens=20_000.0)
-    plan = planned(
-        [500.0] * 4_000,
-        tps=(1, 4),
-        past=past,
-        cost=cost,
-        max_running=512,
-        engine_start_s=600.0,
-    )
+    few_steps, many_steps = past, replace(past, step_output_tokens=20.0)
+    slow_moves = replace(cost, transfer_fixed_s=1.0)
+
+    def of(past, cost):
+        return planned(
+            [500.0] * 4_000,
+            tps=(1, 4),
+            past=past,
+            cost=cost,
+            max_running=512,
+            engine_start_s=600.0,
+        )
+
+    # The long one gets there by moves: it needs steps for them, and tools that hide them.
+    for each in (of(few_steps, cost), of(many_steps, slow_moves)):
+        assert len({e.shape for e in each.engines}) == 1
+    plan = of(many_steps, cost)
     assert [e.shape for e in plan.engines] == [h100(4)] + [h100(1)] * 4
     assert [e.engine for e in plan.engines] == [f"e{i}" for i in range(5)]
     assert plan.homes == ()

@@ -44,6 +44,26 @@ def test_a_new_trajectory_goes_to_the_fewest_in_flight_first_of_equals():
     assert Sticky().place(trajectory("a"), view_of(3, 1, 1)) == "e1"
 
 
+def test_with_a_seed_any_of_the_fewest_takes_a_new_trajectory():
+    view = view_of(3, 1, 1, 1)
+    sticky, again = (Sticky(seed=7) for _ in range(2))
+    chosen = [sticky.place(trajectory(f"t{k}"), view) for k in range(30)]
+    assert set(chosen) == {"e1", "e2", "e3"}
+    assert chosen == [again.place(trajectory(f"t{k}"), view) for k in range(30)]
+
+
+@pytest.mark.parametrize(("in_flight", "engine"), [(2, "e1"), (3, "e0")])
+def test_a_pin_breaks_at_the_margin_above_the_fewest(in_flight, engine):
+    view = view_of(0, in_flight)
+    assert Sticky(margin=2).place(trajectory("a", home="e1"), view) == engine
+    assert Sticky().place(trajectory("a", home="e1"), view) == "e1"
+
+
+def test_a_margin_below_0_is_refused():
+    with pytest.raises(ValueError, match="margin is -1; give 0 or more"):
+        Sticky(margin=-1)
+
+
 def test_a_full_pin_table_drops_the_least_recently_placed_trajectory():
     view, sticky = view_of(0, 9), Sticky(capacity=2)
     a, b, c = (trajectory(name) for name in "abc")

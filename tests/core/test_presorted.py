@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from heddle_core.estimate.group_cost import context_costs, longest_first, work_of
 from heddle_core.estimate.paper_cost import paper_costs, simulated_paper_costs
-from heddle_core.ids import EngineId
+from heddle_core.ids import EngineId, GroupId
 from heddle_core.parts.placement.presorted import Presorted
 from tests.core.ledgers import add_trajectory, history, ledger_of, policy_context
 from tests.core.shapes import h100
@@ -98,6 +98,23 @@ def test_predictions_that_hardly_vary_are_interleaved_in_even_shares():
         here = dealt[100 * quarter : 100 * quarter + 100]
         assert abs(4 * here.count("e0") - dealt.count("e0")) <= 4, "dealt in blocks"
     assert blocks[:10] == ["e0"] * 10, "without a history every prediction is used"
+
+
+def test_samples_of_a_long_prompt_stay_together():
+    for prompt_tokens, engines_of_a_prompt in ((4_000, 2), (10, 4)):
+        ledger = ledger_of(1, 1, 1, 1)
+        for k in range(400):
+            t = add_trajectory(ledger, f"t{k}", context_tokens=prompt_tokens)
+            t.group = GroupId(f"g{k % 40}")
+        ts = list(ledger.trajectories.values())
+        part = Presorted(policy_context(history=history()))
+        homes = part.assign(ts, [1_000.0] * 400, ledger)
+        assert [homes.count(EngineId(f"e{k}")) for k in range(4)] == [100] * 4
+        by_prompt: dict[GroupId, set[EngineId]] = {}
+        for t, home in zip(ts, homes, strict=True):
+            by_prompt.setdefault(t.group, set()).add(home)
+        assert max(map(len, by_prompt.values())) <= engines_of_a_prompt
+        assert part.assign([], [], ledger) == []
 
 
 def test_a_home_stays_while_its_engine_takes_work():

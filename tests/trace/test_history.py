@@ -1,5 +1,7 @@
 """What a policy may know of earlier rollouts: distributions of complete trajectories."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,21 @@ def test_two_trajectories_by_hand():
     assert quantiles[0] == pytest.approx(40 + 20 * 0.5 / 256)
     assert np.all(np.diff(quantiles) > 0)
     assert quantiles.mean() == pytest.approx(50.0)
+
+
+def test_tools_of_longer_trajectories_by_hand():
+    past = history_of(
+        [
+            script("a/0", "a", step(10, tool_s=1.0, tool_tokens=5), step(30)),
+            script("a/1", "a", step(60, tool_s=3.0, tool_tokens=12), step(100)),
+        ]
+    )
+    # Of both 200 tokens, of the longer one 160.
+    tool_s, appended = past.rates_beyond(np.array([0.0, 39.0, 120.0, 1e9]))
+    assert tool_s.tolist() == pytest.approx([4 / 200, 4 / 200, 3 / 160, 3 / 160])
+    assert appended.tolist() == pytest.approx([17 / 200, 17 / 200, 12 / 160, 12 / 160])
+    same = replace(past, tool_s_beyond=(), appended_beyond=())
+    assert same.rates_beyond(np.array([0.0, 1e9]))[0].tolist() == [0.02, 0.02]
 
 
 def test_quantiles_are_those_of_the_totals_whatever_the_order():

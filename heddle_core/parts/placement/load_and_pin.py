@@ -1,5 +1,6 @@
 """Placements one step at a time by load, by the engine where a trajectory first ran, or both."""
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -60,21 +61,34 @@ class Sticky(OneByOne):
     """A known trajectory stays on its engine; a new one goes to the fewest steps in flight.
 
     As in verl's balancer: a least-recently-used table of at most `capacity` trajectories, first of
-    equals on a miss, no rebalancing. A trajectory evicted from a full table counts as new.
-    `capacity=None` never forgets an unfinished trajectory.
+    equals on a miss, or with a `seed` any of them. A trajectory evicted from a full table counts as
+    new. `capacity=None` never forgets an unfinished trajectory. With a `margin`, a known one leaves
+    an engine that has so many more steps in flight than the fewest, without its KV.
     """
 
-    def __init__(self, capacity: int | None = None) -> None:
+    def __init__(
+        self, capacity: int | None = None, *, margin: int | None = None, seed: int | None = None
+    ) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity of the pin table is {capacity}; give at least 1")
-        self._capacity = capacity
+        if margin is not None and margin < 0:
+            raise ValueError(f"margin is {margin}; give 0 or more steps in flight")
+        self._capacity, self._margin = capacity, margin
+        self._random = None if seed is None else random.Random(seed)
         self._recent: dict[TrajectoryId, None] = {}
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return the pinned engine, or the least loaded one without a pin."""
+        home = self._pin(t, view)
+        if home is not None and self._margin is not None:
+            fewest = view.fewest_in_flight().in_flight
+            home = home if view.engine(home).in_flight <= fewest + self._margin else None
+        return home or self._fewest(view)
+
+    def _pin(self, t: TrajectoryView, view: View) -> EngineId | None:
         capacity = self._capacity
         if capacity is None:
-            return pinned(t, view) or view.fewest_in_flight().id
+            return pinned(t, view)
         recent = self._recent
         known = t.id in recent
         if known:
@@ -82,7 +96,13 @@ class Sticky(OneByOne):
         recent[t.id] = None
         if len(recent) > capacity:
             del recent[next(iter(recent))]
-        return (pinned(t, view) if known else None) or view.fewest_in_flight().id
+        return pinned(t, view) if known else None
+
+    def _fewest(self, view: View) -> EngineId:
+        best = view.fewest_in_flight()
+        if self._random is None:
+            return best.id
+        return self._random.choice([e.id for e in view.engines if e.in_flight == best.in_flight])
 
     def finished(self, t: TrajectoryView) -> None:
         self._recent.pop(t.id, None)
