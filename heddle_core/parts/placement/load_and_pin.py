@@ -1,9 +1,9 @@
 """Placements one step at a time by load, by the engine where a trajectory first ran, or both."""
 
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -74,7 +74,7 @@ class Sticky(OneByOne):
         if margin is not None and margin < 0:
             raise ValueError(f"margin is {margin}; give 0 or more steps in flight")
         self._capacity, self._margin = capacity, margin
-        self._random = None if seed is None else random.Random(seed)
+        self._random = None if seed is None else np.random.default_rng(seed)
         self._recent: dict[TrajectoryId, None] = {}
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
@@ -102,7 +102,8 @@ class Sticky(OneByOne):
         best = view.fewest_in_flight()
         if self._random is None:
             return best.id
-        return self._random.choice([e.id for e in view.engines if e.in_flight == best.in_flight])
+        equal = [e.id for e in view.engines if e.in_flight == best.in_flight]
+        return equal[int(self._random.integers(len(equal)))]
 
     def finished(self, t: TrajectoryView) -> None:
         self._recent.pop(t.id, None)
