@@ -1,0 +1,134 @@
+"""`heddle` on recorded traces, against the best of the shipped policies.
+
+Each trace is divided by prompts in two: one half is the history, the other is judged. Every policy
+runs at every TP degree; a baseline's setting is chosen on the judged half itself, which is
+hindsight, and on the history half. Prints a line of JSON for each cell, and the summary:
+`python -m benchmarks.bench_recorded`.
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench_plan_search import FILLED, SHARED
+from heddle.cluster.config import ClusterConfig
+from heddle.comparison.tuning import tuning, with_policy
+from heddle.config import RunConfig
+from heddle.search.makespan import simulated_makespan_s
+from heddle.setup import Workspace, prepare
+from heddle_trace import read_trace, write_trace
+from heddle_trace.table import Records
+
+TRACES = ("hotpotqa_react", "tau2_retail", "tau_airline", "tbench_mini", "mint")
+BASELINES = (
+    *("verl", "verl-affinity", "slime-2026", "continuum"),
+    *("thunderagent", "seer", "program-scheduling"),
+)
+MOST = 600
+"""Trajectories of a half."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure all cells that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", nargs="*", default=TRACES)
+    parser.add_argument("--slots", type=int, nargs="*", default=[32, 100, 256])
+    parser.add_argument("--seeds", type=int, default=5, help="orders of the prompts")
+    parser.add_argument("--policies", nargs="*", default=["heddle"])
+    given = parser.parse_args(arguments)
+    cells = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, seed in product(given.traces, range(given.seeds)):
+            halves = _halves(name, seed, Path(folder))
+            for slots in given.slots:
+                cells.append({"trace": name, "seed": seed, **_cell(halves, slots, given.policies)})
+                print(json.dumps(cells[-1]), flush=True)
+    for policy, history in product(given.policies, ("history", "none")):
+        print(json.dumps(_summary(cells, policy, history)))
+
+
+def _summary(cells: Sequence[Mapping[str, Any]], policy: str, history: str) -> dict[str, Any]:
+    """Over the best in hindsight, and over the baselines tuned on the history; by trace and slots
+    the mean over seeds."""
+    ratios = [cell[history][policy] for cell in cells]
+    by_cell: dict[tuple[str, int], list[float]] = {}
+    for cell, ratio in zip(cells, ratios, strict=True):
+        by_cell.setdefault((cell["trace"], cell["slots"]), []).append(ratio)
+    means = {key: fmean(own) for key, own in by_cell.items()}
+    least = min(means, key=lambda key: means[key])
+    return {
+        "policy": policy,
+        "history": history,
+        "of_hindsight": {"mean": fmean(ratios), "least": min(ratios)},
+        "least_cell": {"trace": least[0], "slots": least[1], "mean": means[least]},
+        "over_tuned": fmean(cell[history][policy] / cell["tuned"] for cell in cells),
+    }
+
+
+def _halves(name: str, seed: int, folder: Path) -> tuple[Path, Path]:
+    """Files of the history and of what is judged: other prompts each."""
+    whole = Records.of(read_trace(SHARED / f"{name}.jsonl.gz").records)
+    members = list(whole.trajectory("group_id").occurring().values())
+    order = np.random.default_rng(seed).permutation(len(members))
+    paths = []
+    for half, own in enumerate(np.array_split(order, 2)):
+        kept = np.concatenate([members[place] for place in own])
+        paths.append(folder / f"{name}-{seed}-{half}.jsonl.gz")
+        write_trace(paths[-1], whole.take(np.sort(kept[:MOST])))
+    return paths[0], paths[1]
+
+
+def _cell(halves: tuple[Path, Path], slots: int, policies: Sequence[str]) -> dict[str, Any]:
+    earlier, judged = (_Half(path, slots) for path in halves)
+    settings = list(product(BASELINES, judged.tps))
+    times = {each: judged.makespan_s(*each) for each in settings}
+    known = {each: earlier.makespan_s(*each) for each in settings if each[1] in earlier.tps}
+    best = min(times, key=lambda each: times[each])
+    tuned = min(known, key=lambda each: known[each])
+    return {
+        "slots": slots,
+        "trajectories": judged.trajectories,
+        "hindsight": f"{best[0]}@tp{best[1]}",
+        # Of the baseline whose setting is best on the history.
+        "tuned": times[best] / times[tuned],
+        "history": {
+            each: times[best] / judged.makespan_s(each, history=str(halves[0])) for each in policies
+        },
+        "none": {each: times[best] / judged.makespan_s(each) for each in policies},
+    }
+
+
+class _Half:
+    """Simulations of one half."""
+
+    def __init__(self, path: Path, slots: int) -> None:
+        cluster = ClusterConfig(
+            model="qwen3-14b", gpu="h100", gpus=8, over_capacity="drop", max_running=slots
+        )
+        config = RunConfig(trace=str(path), cluster=cluster, history="none", missing=FILLED)
+        self._shared = Workspace()
+        found = tuning(config, tps="best", workspace=self._shared)
+        self._config = replace(config, cluster=found.base)
+        self.tps = [each.tp for each in found.settings]
+        self.trajectories = self._shared.workload(self._config).trajectories
+
+    def makespan_s(self, policy: str, tp: int | None = None, history: str = "none") -> float:
+        config = replace(self._config, history=history)
+        cluster = config.cluster if tp is None else replace(config.cluster, tp=tp)
+        workload = self._shared.workload(config)
+        mine = with_policy(config, policy, cluster)
+        return simulated_makespan_s(
+            prepare(mine, workspace=self._shared, workload=workload), float("inf")
+        )
+
+
+if __name__ == "__main__":
+    main()
