@@ -50,7 +50,9 @@ def test_moves_without_kv_lose_where_contexts_are_long(gains: dict[str, dict[str
     assert gains["search"]["slime"] < 0.99
 
 
-def test_a_margin_of_two_gains_with_few_trajectories_on_an_engine(gains: dict[str, dict[str, float]]):
+def test_a_margin_of_two_gains_with_few_trajectories_on_an_engine(
+    gains: dict[str, dict[str, float]],
+):
     """verl#7435 (open): pins that break at more than two requests above the fewest gained."""
     assert gains["coding"]["verl-margin"] > 1.01
     assert gains["search"]["verl-margin"] > gains["search"]["slime"]
