@@ -124,10 +124,11 @@ def _cell(
     every = settings.variants(later, shipped(later), shared)
     times: dict[Variant, float] = {}
     for each in (with_slots(each, slots) for each in every for slots in SLOTS):
-        times[each] = _makespan_s(later, each, shared, 1.2 * min(times.values(), default=1e9))
+        most_s = 1.2 * min(times.values(), default=1e9)
+        times[each] = makespan_s(later, each.policy, each.cluster, shared, most_s)
     best = found.best.candidate
     began_s = time.perf_counter()
-    mine_s = _makespan_s(later, best, shared)
+    mine_s = makespan_s(later, best.policy, best.cluster, shared)
     one_s = time.perf_counter() - began_s
     tuned = [each for each in (*found.judged, found.as_it_comes) if each is not None]
     verl = next(each.candidate for each in tuned if each.candidate.policy == "verl")
@@ -147,7 +148,7 @@ def _cell(
             for each, seconds in times.items()
         },
         "of_hindsight": min(1.0, times[hindsight] / mine_s),
-        "over_tuned_verl": _makespan_s(later, verl, shared) / mine_s,
+        "over_tuned_verl": makespan_s(later, verl.policy, verl.cluster, shared) / mine_s,
         "low": found.best.makespan_s.low,
         "high": found.best.makespan_s.high,
         "simulations": found.simulations,
@@ -156,10 +157,15 @@ def _cell(
     }
 
 
-def _makespan_s(
-    config: RunConfig, candidate: Variant, workspace: Workspace, stop_s: float = float("inf")
+def makespan_s(
+    config: RunConfig,
+    policy: str,
+    cluster: ClusterConfig,
+    workspace: Workspace,
+    stop_s: float = float("inf"),
 ) -> float:
-    mine = with_policy(config, candidate.policy, candidate.cluster)
+    """Simulated makespan of a policy; infinite where it passes `stop_s`."""
+    mine = with_policy(config, policy, cluster)
     workload = workspace.workload(config)
     return simulated_makespan_s(prepare(mine, workspace=workspace, workload=workload), stop_s)
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_plan_search import FILLED, SHARED
+from benchmarks.bench_plan_search import FILLED, SHARED, makespan_s
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison.tuning import tuning, with_policy
+from heddle.comparison.tuning import tuning
 from heddle.config import RunConfig
-from heddle.search.makespan import simulated_makespan_s
-from heddle.setup import Workspace, prepare
+from heddle.setup import Workspace
 from heddle_trace import read_trace, write_trace
 from heddle_trace.table import Records
 
@@ -123,11 +122,7 @@ class _Half:
     def makespan_s(self, policy: str, tp: int | None = None, history: str = "none") -> float:
         config = replace(self._config, history=history)
         cluster = config.cluster if tp is None else replace(config.cluster, tp=tp)
-        workload = self._shared.workload(config)
-        mine = with_policy(config, policy, cluster)
-        return simulated_makespan_s(
-            prepare(mine, workspace=self._shared, workload=workload), float("inf")
-        )
+        return makespan_s(config, policy, cluster, self._shared)
 
 
 if __name__ == "__main__":
