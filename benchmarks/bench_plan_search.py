@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, gpus, seed in product(given.only, given.gpus, range(given.seeds)):
             for history in ("prior", "none") if name in WORKLOADS else ("none", "third"):
-                files = _parts(name, given.trajectories, seed, Path(folder))
+                files = parts(name, given.trajectories, seed, Path(folder))
                 cells.append(_cell(name, gpus, seed, history, *files))
                 print(json.dumps(cells[-1]), flush=True)
     print(json.dumps(summary(cells)))
@@ -91,7 +91,7 @@ def _best_fixed(alike: Sequence[Mapping[str, float]]) -> list[float]:
     return max(tried.values(), key=fmean)
 
 
-def _parts(name: str, trajectories: int, seed: int, folder: Path) -> tuple[Path, Path, Path]:
+def parts(name: str, trajectories: int, seed: int, folder: Path) -> tuple[Path, Path, Path]:
     """What to search on, what to judge on, and a history: other prompts each."""
     if name in WORKLOADS:
         records = [synth(name, trajectories, 7 + 100 * seed + k, 16) for k in range(3)]

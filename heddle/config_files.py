@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from heddle.cluster.config import AUTO, AUTO_RUNNING
 from heddle.command_config import Config
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError as ConfigError
@@ -104,6 +105,9 @@ def _resolved(sources: Sequence[ConfigSource], kind: type[Kind]) -> Kind:
             'no trace is named: give its path, or set trace = "path" in the TOML file'
         )
     _refuse_pools_beside(merged, origin)
+    cluster = merged.get("cluster", {})
+    if cluster.get("max_running") == AUTO:
+        cluster |= {"max_running": AUTO_RUNNING, "adaptive": True}
     if merged.get("cluster", {}).get("engines"):
         # The least: engines that are listed say how many GPUs there are.
         merged["cluster"].setdefault("gpus", 1)

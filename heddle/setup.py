@@ -28,6 +28,7 @@ from heddle_core.estimate.cost import CostModel
 from heddle_core.ids import EngineId, EngineShape, Role
 from heddle_core.parts.planner import FixedPlan
 from heddle_core.policy import NoConsolidation, Policy, PolicyContext
+from heddle_core.presets import adaptive
 from heddle_sim.config import SimulationConfig
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
@@ -238,7 +239,8 @@ def make_policy(
 ) -> Policy:
     """Make the policy of a run; `scripts` are the input of oracles."""
     preset = config.policy.preset
-    return load_policy(preset, context, extra=policy_inputs.extras(preset, scripts, config.seed))
+    policy = load_policy(preset, context, extra=policy_inputs.extras(preset, scripts, config.seed))
+    return adaptive(policy, context) if config.cluster.adaptive else policy
 
 
 def makespan_bound(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> Bound:

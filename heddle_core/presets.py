@@ -7,13 +7,14 @@ other packages.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from heddle_core.parts import admission, migration, planner, predictor, scheduler
 from heddle_core.parts.consolidation import TailConsolidation
 from heddle_core.parts.placement.affinity import Affinity, TaggedAffinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
+from heddle_core.parts.placement.kv_budget import KvBudget
 from heddle_core.parts.placement.load_and_pin import (
     HybridRatio,
     LeastLoaded,
@@ -81,6 +82,11 @@ def slime_2026(context: PolicyContext) -> Policy:
 def sticky_least_loaded(context: PolicyContext) -> Policy:
     """vllm-router of September 2026: pinned; new trajectories to the fewest unfinished ones."""
     return _baseline(context, StickyLeastSessions())
+
+
+def prime_rl(context: PolicyContext) -> Policy:
+    """prime-rl of September 2026: as many trajectories at once as all KV holds at their end."""
+    return _baseline(context, KvBudget(context))
 
 
 def libra_cmlfq(context: PolicyContext) -> Policy:
@@ -177,6 +183,7 @@ PRESETS: Mapping[str, Factory] = {
     "verl-margin": verl_margin,
     "slime-2026": slime_2026,
     "sticky_least_loaded": sticky_least_loaded,
+    "prime-rl": prime_rl,
     "libra-cmlfq": libra_cmlfq,
     "libra-cmlfq-release": libra_cmlfq_release,
     "continuum": continuum,
@@ -188,6 +195,25 @@ PRESETS: Mapping[str, Factory] = {
     "heddle": heddle,
     "heddle-paper": heddle_paper,
 }
+
+
+ADAPTIVE: Final = "adaptive"
+"""After any policy's name: `adaptive`."""
+
+
+def adaptive(policy: Policy, context: PolicyContext) -> Policy:
+    """The policy with as many running steps as KV allows, for engines with more slots than that.
+
+    A step runs where KV for it and what its tool appends is free, and KV stays through tool calls.
+    Steps that the policy serves as they come are served by the arrival of their trajectory, so that
+    those under way end first.
+    """
+    order = policy.scheduler
+    return replace(
+        policy,
+        admission=next_round(context),
+        scheduler=scheduler.ProgramFcfs() if isinstance(order, scheduler.Fcfs) else order,
+    )
 
 
 def about(name: str) -> str:

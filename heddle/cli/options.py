@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import rich_click as click
 
 from heddle.cli.engine_options import engines_of, positive_numbers, tp_degrees
+from heddle.cluster.config import AUTO
 from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +16,21 @@ if TYPE_CHECKING:
     from heddle.config_files import ConfigSource
 
 Verb: TypeAlias = Callable[..., Any]
+
+
+class Running(click.ParamType[Any]):
+    """A whole number, or auto."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return the number, or auto."""
+        try:
+            return value if value == AUTO else int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a whole number nor {AUTO}.", param, ctx)
 
 
 class Numbers(click.ParamType[Any]):
@@ -45,7 +61,12 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     ("--gpu", "cluster.gpu", str, "GPU type [h100]"),
     ("--gpus", "cluster.gpus", int, "GPUs in all, those of the engines of --tp [8]"),
     ("--tp", "cluster.tp", str, "TP degree of every engine; best tries all [1]"),
-    ("--max-running", "cluster.max_running", int, "Steps that an engine runs at once [100]"),
+    (
+        "--max-running",
+        "cluster.max_running",
+        Running(),
+        "Steps that an engine runs at once; auto: as many as KV allows [100]",
+    ),
     (
         "--speculation",
         "cluster.speculation",

@@ -31,7 +31,7 @@ def list_(as_json: bool) -> None:
     from heddle.policies.plugins import installed_policies
     from heddle.policy_inputs import LEARNED, ORACLES
     from heddle_core.parts.table import KINDS, PARTS
-    from heddle_core.presets import PRESETS, about
+    from heddle_core.presets import ADAPTIVE, PRESETS, about
     from heddle_sim.profile_files import known_profiles, load_profile
 
     presets = {name: about(name) for name in PRESETS}
@@ -43,6 +43,9 @@ def list_(as_json: bool) -> None:
         kind: {name: part.about for name, part in PARTS.of(kind).items()} for kind in KINDS
     }
     parts["predictor"] |= LEARNED | ORACLES
+    parts["admission"][ADAPTIVE] = (
+        "next_round, and trajectories in their order where the policy has none (--max-running auto)"
+    )
     if as_json:
         found = {"presets": presets, "installed": installed, "parts": parts, "profiles": profiles}
         click.echo(json.dumps(found))

@@ -162,7 +162,7 @@ def _runs(result: Comparison, *, every: bool) -> None:
 def _engines(cluster: ClusterConfig) -> str:
     """Engines that no policy plans, in words."""
     roles = f", GPUs by role {cluster.roles}" if cluster.roles else ""
-    return f"TP {cluster.tps}, {cluster.max_running} running per engine{roles}"
+    return f"TP {cluster.tps}, {cluster.running} running per engine{roles}"
 
 
 def _tried(result: Comparison) -> str:

@@ -19,6 +19,10 @@ OverCapacityRule: TypeAlias = Literal["error", "drop"]
 HostKvScope: TypeAlias = Literal["none", "engine", "cluster"]
 
 NO_SPECULATION = "off"
+AUTO = "auto"
+"""A number of running steps that KV decides."""
+AUTO_RUNNING = 256
+"""The most of them: the largest batch that the profiles of GPUs were measured at."""
 MAX_GPUS = 100_000
 """More than any cluster; a larger number is a typing error and would exhaust memory."""
 MAX_RUNNING = 8192
@@ -82,7 +86,9 @@ class ClusterConfig:
     """Seconds of a copy of KV from or to an engine that prefills, beside its bytes. None: those of
     a migration in the profile."""
     max_running: Annotated[int, Bounds(1, MAX_RUNNING)] = 100
-    """Steps that one engine runs at once."""
+    """Steps that one engine runs at once. ``"auto"`` in a file: `adaptive`, at most 256."""
+    adaptive: bool = False
+    """Whether any policy runs as many of these steps as KV allows (`+adaptive`)."""
     speculation: str = NO_SPECULATION
     """Speculative decoding of every engine: `off`, or ``METHOD:DRAFTS[:ACCEPTANCE]`` as
     ``mtp:3:0.886/0.770/0.663``; see docs/speculation.md."""
@@ -276,6 +282,11 @@ class ClusterConfig:
     def engine_count(self) -> int:
         """Engines that are not planned, those that only prefill left out."""
         return sum(each.home_gpus // each.engine_gpus for each in self.classes)
+
+    @property
+    def running(self) -> str:
+        """`max_running` as options and files have it."""
+        return AUTO if self.adaptive else str(self.max_running)
 
     @property
     def tps(self) -> str:

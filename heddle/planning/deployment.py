@@ -9,6 +9,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
 from heddle.config_error import ConfigError
 from heddle_core.ids import EngineShape
+from heddle_core.presets import ADAPTIVE
 from heddle_rollout.speculation import Speculation
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
     shapes = [shape for shape, count in best.engines for _ in range(count)]
     policy = best.candidate.policy
     mine = policy.startswith(f"{POLICY}+") or policy == POLICY
+    if best.candidate.cluster.adaptive and not mine:
+        policy += f"+{ADAPTIVE}"
 
     def uniform() -> tuple[EngineShape, float]:
         for each in judged:

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 from heddle_core.hooks import FURTHER
 from heddle_core.parts.table import KINDS, PARTS, Kind, Part, kind_of
 from heddle_core.policy import Policy, PolicyContext, Predictor
-from heddle_core.presets import PRESETS
+from heddle_core.presets import ADAPTIVE, PRESETS, adaptive
 
 ENTRY_POINTS = "heddle.policies"
 PART_ENTRY_POINTS = "heddle.parts"
@@ -52,6 +52,7 @@ def load_policy(
     """Return a new policy by its `name`.
 
     ``+PART`` puts a part in place of the preset's own: ``heddle+never``, ``verl+lpt+progressive``.
+    ``+adaptive`` is `heddle_core.presets.adaptive`.
     `extra` adds predictors that only the caller can make, such as an oracle.
 
     Raises:
@@ -74,7 +75,9 @@ def load_policy(
             "not heddle_core.policy.Policy"
         )
     check(f"policy {base!r}", {kind: getattr(policy, kind) for kind in KINDS})
-    return replace(policy, **dict(load_part(part, context, extra=extra) for part in parts))
+    own = [part for part in parts if part != ADAPTIVE]
+    policy = replace(policy, **dict(load_part(part, context, extra=extra) for part in own))
+    return policy if own == parts else adaptive(policy, context)
 
 
 def foreign_names(name: str, extra: Collection[str]) -> list[str]:
@@ -104,7 +107,7 @@ def load_part(
     else:
         make = _installed(name, PART_ENTRY_POINTS) or (_imported(name) if ":" in name else None)
         if make is None:
-            known = [*extra, *(part for k in KINDS for part in PARTS.of(k))]
+            known = [ADAPTIVE, *extra, *(part for k in KINDS for part in PARTS.of(k))]
             near = _nearest(name, known)
             raise PolicyNotFound(f"no part is called {name!r}.{near} Parts: {', '.join(known)}")
         kind = _declared(name, make)

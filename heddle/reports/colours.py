@@ -57,6 +57,7 @@ _OWN: Final = (
     "verl-2026",
     "slime-2026",
     "sticky_least_loaded",
+    "prime-rl",
     "verl-affinity",
     "libra-cmlfq",
     "libra-cmlfq-release",

@@ -67,7 +67,7 @@ class Judged:
     @property
     def setting(self) -> str:
         """Its engines and slots in words."""
-        return f"{self.engines_text}, {self.candidate.cluster.max_running} slots"
+        return f"{self.engines_text}, {self.candidate.cluster.running} slots"
 
     @property
     def engines_text(self) -> str:
@@ -222,7 +222,7 @@ def name_of(candidate: Variant) -> str:
     """A candidate in words."""
     cluster = candidate.cluster
     engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
-    name = f"{candidate.policy} with {engines}, {cluster.max_running} slots"
+    name = f"{candidate.policy} with {engines}, {cluster.running} slots"
     if not candidate.regime:
         return name
     return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}"

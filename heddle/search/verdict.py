@@ -137,14 +137,14 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
             *("heddle", "loop", *words, "--regimes", each.loop.regime),
             *("--policy", each.candidate.policy),
             *([] if each.candidate.planned else ["--tp", str(cluster.tp)]),
-            *("--max-running", str(cluster.max_running)),
+            *("--max-running", cluster.running),
             *(*split, *drafts),
         ]
     return [
         *("heddle", "compare", *words),
         *("--policies", each.candidate.policy),
         *tp,
-        *("--max-running", str(cluster.max_running)),
+        *("--max-running", cluster.running),
         *drafts,
     ]
 

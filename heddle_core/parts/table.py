@@ -10,6 +10,7 @@ from heddle_core.parts.placement.affinity import Affinity, TaggedAffinity
 from heddle_core.parts.placement.buckets import Buckets
 from heddle_core.parts.placement.cache_aware import CacheAware
 from heddle_core.parts.placement.consistent_hash import ConsistentHash
+from heddle_core.parts.placement.kv_budget import KvBudget
 from heddle_core.parts.placement.load_and_pin import (
     HybridRatio,
     LeastLoaded,
@@ -206,6 +207,9 @@ PARTS: Final = Parts(
         "pause_restore": Part(
             lambda _: PauseRestore(),
             "ThunderAgent: trajectories pause where their KV would not fit, and wait in a backlog",
+        ),
+        "kv_budget": Part(
+            KvBudget, "prime-rl's: as many trajectories at once as all KV holds at their end"
         ),
         "program_scheduling": Part(
             ProgramScheduling,
