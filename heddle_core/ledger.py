@@ -42,6 +42,8 @@ class Ledger:
         """Engines that only prefill and accept work, in that order too."""
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
+        self.most_running = 0
+        """The most steps that any engine has run at once."""
         self._tickets = 0
         self._arrivals = 0
         self._loads: Tournament[Engine] | None = None
@@ -272,6 +274,8 @@ class Ledger:
         t.estimated_kv_tokens = t.context_tokens + t.reserved_tokens
         engine.estimated_kv_tokens += t.estimated_kv_tokens
         engine.running[t.id] = t
+        if len(engine.running) > self.most_running:
+            self.most_running = len(engine.running)
 
     def end_run(self, t: Trajectory, engine: Engine, output_tokens: int) -> None:
         """A dispatch ended with `output_tokens` made; the slot is free."""

@@ -341,7 +341,7 @@ def _batch_s(
     shared: tuple[Workspace, LoopConfig, int, Workload],
     job: Job,
     report: Report | None,
-) -> tuple[float, float]:
+) -> tuple[float, float, int]:
     """One loop of a race, as a job of an executor: mean time of a batch, and its wall time.
 
     It is stopped where the measured batches take longer than the job allows all of them.
@@ -371,4 +371,4 @@ def _batch_s(
         seconds = NEVER
     if report is not None:
         report(1)
-    return seconds, time.perf_counter() - began_s
+    return seconds, time.perf_counter() - began_s, 0

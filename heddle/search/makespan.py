@@ -18,6 +18,11 @@ class PassedError(Exception):
 
 def simulated_makespan_s(setup: RunSetup, stop_s: float = float("inf")) -> float:
     """Simulate a set-up and return its makespan in seconds; infinite where it passes `stop_s`."""
+    return simulated(setup, stop_s)[0]
+
+
+def simulated(setup: RunSetup, stop_s: float) -> tuple[float, int]:
+    """The same, and the most steps that any engine has run at once."""
     end_s = 0.0
 
     def note(event: Event, _: Sequence[Command]) -> None:
@@ -27,10 +32,11 @@ def simulated_makespan_s(setup: RunSetup, stop_s: float = float("inf")) -> float
         if event.__class__ is TrajectoryFinished:
             end_s = event.time_s
 
-    core = RecordedCore(setup.controller(), note)
+    controller = setup.controller()
+    core = RecordedCore(controller, note)
     try:
         with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
             simulate_rollout(setup.workload.scripts, core, setup.simulation)
     except PassedError:
-        return float("inf")
-    return end_s
+        end_s = float("inf")
+    return end_s, controller.ledger.most_running

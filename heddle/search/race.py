@@ -20,7 +20,7 @@ from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import run_all
 from heddle.search.draws import Draw, Half, drawn
-from heddle.search.makespan import simulated_makespan_s
+from heddle.search.makespan import simulated
 from heddle.setup import Workspace, prepare
 
 WIDE: Final = 1.25
@@ -37,7 +37,7 @@ JUDGED: Final = 3
 """Policies that are judged, beside the last candidates and those that are always."""
 FEWEST, MOST = 4, 8
 """Draws of a half."""
-TRAJECTORIES: Final = 4_000
+TRAJECTORIES: Final = 2_400
 """Trajectories of all draws together that a finalist runs."""
 SAME: Final = 0.01
 """A candidate that is this near to the best is as good: other prompts differ by more."""
@@ -64,7 +64,7 @@ class Race:
     def __init__(
         self,
         shared: Any,
-        simulate: Callable[[Any, Job, Report | None], tuple[float, float]],
+        simulate: Callable[[Any, Job, Report | None], tuple[float, float, int]],
         *,
         draws: int,
         steps: int,
@@ -72,7 +72,8 @@ class Race:
         budget_s: float | None = None,
         on_round: OnRound | None = None,
     ) -> None:
-        """`simulate` makes the time and the wall time of a job from what all jobs share.
+        """`simulate` makes of a job, from what all jobs share, its time, its wall time, and the
+        most steps that an engine ran at once, 0 if that is not known.
 
         Each half of the prompts has so many `draws`; a simulation has about so many `steps`.
 
@@ -91,6 +92,8 @@ class Race:
             "whole": defaultdict(dict),
         }
         """Time by candidate and number of the draw; infinite where it was stopped."""
+        self._used: dict[Variant, int] = {}
+        """Slots that a candidate used on the first draw, where it had more."""
         self.slowest_s = 0.0
         """Wall time of the longest simulation."""
 
@@ -154,9 +157,34 @@ class Race:
             watch=watch,
         )
         self.simulations += len(jobs)
-        for job, (seconds, wall_s) in zip(jobs, found, strict=True):
+        for job, (seconds, wall_s, running) in zip(jobs, found, strict=True):
             made[job.candidate][job.draw.number] = seconds
             self.slowest_s = max(self.slowest_s, wall_s)
+            slots = job.candidate.cluster.max_running
+            reads_slots = not job.candidate.baseline or ":" in job.candidate.policy
+            if seconds < NEVER and not (job.draw.number or reads_slots) and 0 < running < slots:
+                self._used[with_slots(job.candidate, 1)] = running
+
+    def run_slots(
+        self,
+        candidates: Sequence[Variant],
+        numbers: Sequence[int],
+        *,
+        half: Half = "search",
+        own: bool = False,
+    ) -> None:
+        """Candidates with these numbers of running steps on the first draw, the largest first.
+
+        Slots that a shipped baseline has not used change nothing, so more are not tried.
+        """
+        for tried in ([max(numbers)], numbers):
+            more = [
+                with_slots(each, number)
+                for each in candidates
+                for number in tried
+                if number < self._used.get(with_slots(each, 1), number + 1)
+            ]
+            self.run(more, [0], half=half, within=NEAR, own=own)
 
     def _watched(self, best: str, count: int, done: Sequence[int]) -> None:
         if self._on_round is not None:
@@ -285,8 +313,8 @@ def race_of(
 
 def _makespan_s(
     shared: tuple[Workspace, RunConfig], job: Job, report: Report | None
-) -> tuple[float, float]:
-    """One simulation of a race, as a job of an executor; its makespan and its wall time."""
+) -> tuple[float, float, int]:
+    """One simulation of a race, as a job of an executor; see `Race`."""
     began_s = time.perf_counter()
     workspace, config = shared
     candidate, draw = job.candidate, job.draw
@@ -296,12 +324,10 @@ def _makespan_s(
     else:
         workload = drawn(workspace.workload(config), draw, config.seed)
     mine = with_policy(config, candidate.policy, candidate.cluster)
-    seconds = simulated_makespan_s(
-        prepare(mine, workspace=workspace, workload=workload), job.stop_s
-    )
+    seconds, running = simulated(prepare(mine, workspace=workspace, workload=workload), job.stop_s)
     if report is not None:
         report(1)
-    return seconds, time.perf_counter() - began_s
+    return seconds, time.perf_counter() - began_s, running
 
 
 def with_slots(candidate: Variant, number: int) -> Variant:

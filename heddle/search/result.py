@@ -30,7 +30,6 @@ from heddle.search.race import (
     kind_of,
     race_of,
     with_drafts,
-    with_slots,
 )
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
@@ -269,8 +268,7 @@ def _rounds(
     )
     profiles = workspace.profiles(config.cluster)
     numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
-    kept = race.near(WIDE, SETTINGS_KEPT)
-    race.run((with_slots(each, n) for each in kept for n in numbers), [0], within=NEAR)
+    race.run_slots(race.near(WIDE, SETTINGS_KEPT), numbers)
     if speculations:
         kept = race.near(NEAR, SETTINGS_KEPT)
         race.run((drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)

@@ -31,7 +31,6 @@ from heddle.search.race import (
     drafted,
     race_of,
     with_drafts,
-    with_slots,
 )
 from heddle.setup import Workspace
 
@@ -166,8 +165,8 @@ def _rounds(
     race.run((c for c in everyone if c.planned or c.cluster == first.cluster), [0], half="whole")
     race.run(everyone, [0], half="whole", within=NEAR, own=True)
     best = [each for group in _by_policy(race).values() for each in group[:1]]
-    more = [with_slots(each, n) for each in best for n in numbers]
-    more += [drafted(each, way) for each in best for way in each_way]
+    race.run_slots(best, numbers, half="whole", own=True)
+    more = [drafted(each, way) for each in best for way in each_way]
     race.run(more, [0], half="whole", within=NEAR, own=True)
     count = (1 if race.slowest_s > LONG_S else SEEDS) if seeds is None else seeds
     two = [each for group in _by_policy(race).values() for each in _two(race, group)]

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from heddle.cluster.config import ClusterConfig
-from heddle.comparison.tuning import with_policy
+from heddle.comparison.tuning import tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
-from heddle.search.race import NEVER, Race, race_of
+from heddle.search.race import NEVER, Job, Race, race_of
 from heddle.search.result import SearchResult, engines_of, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
@@ -362,3 +362,18 @@ def test_a_history_of_the_same_prompts_is_refused(
 def test_a_history_of_the_trace_itself_is_refused(refused: Refused, coding: Path):
     on = (*ON[:-1], coding)
     assert "is the replayed trace itself" in refused("plan", coding, *on)
+
+
+def test_slots_that_no_baseline_uses_are_not_tried_again(config: RunConfig):
+    done: list[tuple[str, int]] = []
+
+    def use_70(_: object, job: Job, __: object) -> tuple[float, float, int]:
+        slots = job.candidate.cluster.max_running
+        done.append((job.candidate.policy, slots))
+        return 10.0, 0.0, min(slots, 70)
+
+    race = Race((), use_70, draws=1, steps=1, jobs=1)
+    tries = tuning(config, workspace=Workspace()).variants(config, ["verl", "heddle"], Workspace())
+    race.run_slots(tries, (64, 100, 128, 256))
+    assert [slots for policy, slots in done if policy == "verl"] == [256, 64]
+    assert [slots for policy, slots in done if policy == "heddle"] == [256, 64, 100, 128]
