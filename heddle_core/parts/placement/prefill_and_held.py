@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -11,10 +12,13 @@ from heddle_core.parts.placement.load_and_pin import OneByOne
 from heddle_core.parts.placement.sent_prefixes import SentPrefixes
 from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
 
+BLOCK: Final = 16
+"""Tokens."""
+
 
 @dataclass(slots=True)
 class _Step:
-    """A step in flight."""
+    """In flight."""
 
     trajectory: TrajectoryId
     engine: EngineId
@@ -50,10 +54,9 @@ class PrefillAndHeld(OneByOne):
     token. Not modelled: evictions, of which engines inform Dynamo.
     """
 
-    def __init__(self, context: PolicyContext, *, block_tokens: int = 16) -> None:
+    def __init__(self, context: PolicyContext) -> None:
         self._cost = context.cost
         self._random = np.random.default_rng(context.seed)
-        self._block_tokens = block_tokens
         self._cached = SentPrefixes()
         self._steps: dict[TrajectoryId, _Step] = {}
         self._loads: dict[EngineId, _Load] = {}
@@ -61,29 +64,26 @@ class PrefillAndHeld(OneByOne):
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return an engine with the least cost, and count the step there."""
         self._end(t)
-        size = self._block_tokens
         cached = self._cached.longest(t)
-        blocks, prompt = t.context_tokens // size, t.prompt_tokens // size
-        least, equal = float("inf"), []
+        blocks, prompt = t.context_tokens // BLOCK, t.prompt_tokens // BLOCK
+        least, equal = float("inf"), list[tuple[EngineId, int]]()
         for engine in view.engines:
             load = self._load(engine, view)
-            prefill = t.context_tokens - cached.get(engine.id, 0) // size * size
+            prefill = t.context_tokens - cached.get(engine.id, 0) // BLOCK * BLOCK
             held = load.blocks + blocks - (prompt if t.group in load.prompts else 0)
-            cost = (load.prefill_tokens + prefill) / size + held
+            cost = (load.prefill_tokens + prefill) / BLOCK + held
             if cost < least:
                 least, equal = cost, []
             if cost == least:
                 equal.append((engine.id, prefill))
-        at = int(self._random.integers(len(equal))) if len(equal) > 1 else 0
-        chosen, prefill = equal[at]
+        chosen, prefill = equal[self._random.integers(len(equal)) if len(equal) > 1 else 0]
         load = self._loads[chosen]
         samples, held = load.prompts.get(t.group, (0, prompt))
         load.prompts[t.group] = samples + 1, held
-        step = _Step(t.id, chosen, blocks - prompt, prefill)
-        load.blocks += step.own_blocks + (0 if samples else held)
+        load.blocks += blocks - prompt + (0 if samples else held)
         load.prefill_tokens += prefill
+        step = self._steps[t.id] = _Step(t.id, chosen, blocks - prompt, prefill)
         load.prefills.append(step)
-        self._steps[t.id] = step
         return chosen
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
@@ -109,9 +109,9 @@ class PrefillAndHeld(OneByOne):
 
     def _load(self, engine: EngineView, view: View) -> _Load:
         """Return the load of an engine, without the prefills that are over."""
-        load = self._loads.get(engine.id)
-        if load is None:
-            load = self._loads[engine.id] = _Load()
+        if engine.id not in self._loads:
+            self._loads[engine.id] = _Load()
+        load = self._loads[engine.id]
         prefill_s = self._cost.by_shape[engine.shape].prefill_s
         while load.prefills:
             step = load.prefills[0]
