@@ -37,15 +37,15 @@ class WeightedScores(OneByOne):
         self._queue, self._kv, self._prefix = queue, kv, prefix
         self._block_tokens = block_tokens
         self._sent = SentPrefixes()
-        self._turn = 0
+        self._ties = 0
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return an engine with the largest sum, and record the prefix sent there."""
         sums = self._sums(t, view)
         most = max(sums.values())
         equal = [engine for engine, total in sums.items() if total == most]
-        chosen = equal[self._turn % len(equal)]
-        self._turn += len(equal) > 1
+        chosen = equal[self._ties % len(equal)]
+        self._ties += len(equal) > 1
         self._sent.add(t, chosen)
         return chosen
 
