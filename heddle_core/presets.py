@@ -24,8 +24,11 @@ from heddle_core.parts.placement.load_and_pin import (
     StickyLeastSessions,
 )
 from heddle_core.parts.placement.pause_restore import PauseRestore
+from heddle_core.parts.placement.prefill_and_held import PrefillAndHeld
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
+from heddle_core.parts.placement.progress_ttl import ProgressTtl
+from heddle_core.parts.placement.weighted_scores import WeightedScores
 from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import Placement, Policy, PolicyContext
 
@@ -133,6 +136,26 @@ def program_scheduling(context: PolicyContext) -> Policy:
     return _baseline(context, ProgramScheduling(context))
 
 
+def progress_ttl(context: PolicyContext) -> Policy:
+    """Progress-TTL of vllm-router 0.1.17: program scheduling with KV reserved for growth."""
+    return _baseline(context, ProgressTtl(context))
+
+
+def uniboost(context: PolicyContext) -> Policy:
+    """UniBoost in SGLang (sglang#35637, open): slime-2026, short prefills a little earlier."""
+    return replace(slime_2026(context), scheduler=scheduler.UniBoost())
+
+
+def llm_d(context: PolicyContext) -> Policy:
+    """llm-d's endpoint picker of 2026: waiting steps, free KV and prefix, weighted 2 / 2 / 3."""
+    return _baseline(context, WeightedScores())
+
+
+def dynamo(context: PolicyContext) -> Policy:
+    """Dynamo's KV router, 1.2 to 1.6: least prefill blocks plus blocks of the steps in flight."""
+    return _baseline(context, PrefillAndHeld(context))
+
+
 def rollart(context: PolicyContext) -> Policy:
     """RollArt's affinity: tasks to the GPU class of their tag, to others when it is full."""
     return _baseline(context, TaggedAffinity(context))
@@ -190,6 +213,10 @@ PRESETS: Mapping[str, Factory] = {
     "thunderagent": thunderagent,
     "seer": seer,
     "program-scheduling": program_scheduling,
+    "progress-ttl": progress_ttl,
+    "uniboost": uniboost,
+    "llm-d": llm_d,
+    "dynamo": dynamo,
     "rollart": rollart,
     "rollart-measured": rollart_measured,
     "heddle": heddle,

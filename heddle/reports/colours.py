@@ -41,6 +41,10 @@ SHADES: Final = (
     Shade("#7f7f00", "#cccc4d"),
     Shade("#845ec2", "#c6a8f0"),
     Shade("#b0651d", "#e9ab6d"),
+    Shade("#1f6f8b", "#7fc4dc"),
+    Shade("#9c4668", "#df9ab6"),
+    Shade("#4f7942", "#a3cc94"),
+    Shade("#6a5acd", "#b3a8f2"),
 )
 _OWN: Final = (
     "heddle",
@@ -67,6 +71,10 @@ _OWN: Final = (
     "program-scheduling",
     "rollart",
     "rollart-measured",
+    "progress-ttl",
+    "uniboost",
+    "llm-d",
+    "dynamo",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """

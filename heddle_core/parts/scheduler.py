@@ -1,12 +1,14 @@
 """Schedulers: the order of one engine's queue."""
 
+import math
 from bisect import bisect_right
 from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.arrival_waves import ArrivalWaves
-from heddle_core.ids import GroupId, RolloutId, TrajectoryId
+from heddle_core.events import StepFinished
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from heddle_core.policy import TrajectoryView
 
 
@@ -262,3 +264,48 @@ class Autellix:
         if waiting_s > self._starvation_ratio * service_s:
             return 0.0
         return -float(bisect_right(self._bounds, t.output_tokens))
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class UniBoost:
+    """The order of UniBoost in SGLang, as pull request 35637 proposes it (open).
+
+    The least goes first of the time at which a step became runnable minus a boost,
+    ``-log(1 - exp(-gamma * work_s)) / gamma`` s. `work_s` is `token_s` for each token of its
+    context that is not cached where it was placed, at least one. A step with little to prefill
+    passes others that came a little earlier; with a large `gamma` none does. It never evicts.
+
+    Cached is what the trajectory had at its last engine after its last step. A key is set when a
+    step is queued; the pull request looks at the cache anew before each prefill.
+    """
+
+    preemptive = False
+
+    def __init__(self, *, gamma: float = 10.0, token_s: float = 64e-6) -> None:
+        """Set the boost.
+
+        Raises:
+            ValueError: a value that is not above 0.
+        """
+        if not (gamma > 0.0 and token_s > 0.0):
+            raise ValueError("UniBoost needs gamma and token_s above 0")
+        self._gamma, self._token_s = gamma, token_s
+        self._cached: dict[TrajectoryId, tuple[EngineId | None, int]] = {}
+
+    def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
+        """Return minus the boosted time, in seconds of the run's clock."""
+        engine, cached = self._cached.get(t.id, (None, 0))
+        if engine != t.home:
+            cached = 0
+        elif cached > t.context_tokens:  # the agent compacted its history
+            cached = t.prompt_tokens
+        work_s = self._token_s * max(t.context_tokens - cached, 1)
+        return -math.log(-math.expm1(-self._gamma * work_s)) / self._gamma - t.runnable_s
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Its KV is where it ran."""
+        self._cached[t.id] = t.home, t.context_tokens
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Forget its KV."""
+        self._cached.pop(t.id, None)

@@ -20,8 +20,11 @@ from heddle_core.parts.placement.load_and_pin import (
     StickyLeastSessions,
 )
 from heddle_core.parts.placement.pause_restore import PauseRestore
+from heddle_core.parts.placement.prefill_and_held import PrefillAndHeld
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
+from heddle_core.parts.placement.progress_ttl import ProgressTtl
+from heddle_core.parts.placement.weighted_scores import WeightedScores
 from heddle_core.policy import (
     Admission,
     Consolidation,
@@ -149,6 +152,9 @@ PARTS: Final = Parts(
             "Algorithm 1: longest first, the head may evict",
         ),
         "autellix": Part(lambda _: scheduler.Autellix(), "least attained service, in levels"),
+        "boosted": Part(
+            lambda _: scheduler.UniBoost(), "by arrival of the step, little prefill a bit earlier"
+        ),
         "by_arrivals": Part(
             lambda _: scheduler.ByArrivals(),
             "longest_total while most came at once, sjf_aged where they come one by one",
@@ -214,6 +220,16 @@ PARTS: Final = Parts(
         "program_scheduling": Part(
             ProgramScheduling,
             "vllm-router's program scheduling: admission by KV, a backlog, a time-to-live",
+        ),
+        "progress_ttl": Part(
+            ProgressTtl, "the same, with KV reserved for the growth of trajectories that run"
+        ),
+        "weighted_scores": Part(
+            lambda _: WeightedScores(),
+            "most of llm-d's scores: few waiting, free KV, the prompt's prefix",
+        ),
+        "prefill_and_held": Part(
+            PrefillAndHeld, "least to prefill plus KV held by steps in flight, in blocks (Dynamo)"
         ),
         "affinity": Part(
             Affinity, "stays; new: on the GPU class that suits its task's prefill and decode"

@@ -12,6 +12,8 @@ from heddle.search.makespan import simulated_makespan_s
 from heddle.setup import Workspace, prepare
 from heddle_trace import synth, write_trace
 
+POLICIES = ("slime", "verl-margin", "dynamo")
+
 
 @pytest.fixture(scope="module")
 def gains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float]]:
@@ -21,7 +23,7 @@ def gains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, float
 
 
 def gains_on(workload: str, folder: Path) -> dict[str, float]:
-    found: dict[str, list[float]] = {"slime": [], "verl-margin": []}
+    found: dict[str, list[float]] = {name: [] for name in POLICIES}
     for seed in range(5):
         path = folder / f"{workload}-{seed}.jsonl"
         write_trace(path, synth(workload, 64, seed=977 + seed, samples_per_group=16))
@@ -56,3 +58,10 @@ def test_a_margin_of_two_gains_with_few_trajectories_on_an_engine(
     """verl#7435 (open): pins that break at more than two requests above the fewest gained."""
     assert gains["coding"]["verl-margin"] > 1.01
     assert gains["search"]["verl-margin"] > gains["search"]["slime"]
+
+
+def test_a_router_that_knows_prefixes_gains_over_load_alone_where_contexts_are_long(
+    gains: dict[str, dict[str, float]],
+):
+    """dynamo#7047 (merged): a trace of tool agents, its KV router against round robin."""
+    assert gains["search"]["dynamo"] > gains["search"]["slime"]

@@ -35,6 +35,7 @@ class FakeTrajectory:
 class FakeEngine:
     id: EngineId
     in_flight: int = 0
+    running_steps: int = 0
     sessions: int = 0
     accepting: bool = True
     shape: EngineShape = ONE_H100

@@ -112,7 +112,7 @@ def test_nothing_is_kept_once_all_have_finished(order):
     placement.finished(trajectory("never placed"))
     for i in order:
         placement.finished(ts[i])
-    assert not any((placement._contexts, placement._prompts, placement._live))
+    assert not len(placement._sent)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The SGLang router's `cache_aware` rule, applied to the prefixes that a scheduler can know."""
 
-from heddle_core.ids import EngineId, GroupId, TrajectoryId
+from heddle_core.ids import EngineId
 from heddle_core.parts.placement.load_and_pin import OneByOne, loads
+from heddle_core.parts.placement.sent_prefixes import SentPrefixes
 from heddle_core.policy import TrajectoryView, View
 
 
@@ -17,9 +18,10 @@ class CacheAware(OneByOne):
     Defaults are those of the router's Python arguments in August 2026 (0.3 / 64 / 1.5).
 
     The router keeps an approximate radix tree over request *text* per engine. Here a prefix is a
-    trajectory's own context as last sent to an engine, or the prompt of its group. Not modelled:
-    prefixes shared across groups (a common system prompt), and the tree's size limit with its
-    eviction. Like the router, this part only estimates: the engine may have evicted the KV.
+    trajectory's own context as last sent to an engine, or the prompt of its group
+    (`SentPrefixes`). Not modelled: prefixes shared across groups (a common system prompt), and the
+    tree's size limit with its eviction. Like the router, this part only estimates: the engine may
+    have evicted the KV.
     """
 
     def __init__(
@@ -35,12 +37,7 @@ class CacheAware(OneByOne):
         self._cache_threshold = cache_threshold
         self._balance_abs = balance_abs
         self._balance_rel = balance_rel
-        self._contexts: dict[TrajectoryId, dict[EngineId, int]] = {}
-        """Context tokens of each unfinished trajectory, as last sent to each engine."""
-        self._prompts: dict[GroupId, dict[EngineId, int]] = {}
-        """Prompt tokens of each group with an unfinished trajectory, by engine that got them."""
-        self._live: dict[GroupId, int] = {}
-        """Unfinished trajectories of each group that were placed."""
+        self._sent = SentPrefixes()
 
     def place(self, t: TrajectoryView, view: View) -> EngineId:
         """Return the engine that the rule picks, and record the prefix sent there."""
@@ -48,41 +45,16 @@ class CacheAware(OneByOne):
         fewest, chosen = best.in_flight, best.id
         if most - fewest <= self._balance_abs or most <= self._balance_rel * fewest:
             chosen = self._matched(t, view) or chosen
-        self._remember(t, chosen)
+        self._sent.add(t, chosen)
         return chosen
 
     def finished(self, t: TrajectoryView) -> None:
-        """Forget the trajectory, and its group's prompt with the last of the group.
-
-        The router forgets neither. But samples rarely start after all others of their group have
-        ended, too rarely to keep every prompt of a run.
-        """
-        if self._contexts.pop(t.id, None) is None:
-            return
-        self._live[t.group] -= 1
-        if not self._live[t.group]:
-            del self._live[t.group]
-            del self._prompts[t.group]
+        self._sent.forget(t)
 
     def _matched(self, t: TrajectoryView, view: View) -> EngineId | None:
         """Return the engine with the longest known prefix if it passes the threshold."""
-        context, prompt = t.context_tokens, t.prompt_tokens
-        longest, matched = self._cache_threshold * context, None
-        for engine, sent in self._contexts.get(t.id, {}).items():
-            # A context shorter than one sent before was compacted: only its prompt is still shared.
-            tokens = sent if sent <= context else min(prompt, context)
-            if tokens > longest and view.engine(engine).accepting:
-                longest, matched = tokens, engine
-        for engine, sent in self._prompts.get(t.group, {}).items():
-            tokens = min(sent, prompt, context)
+        longest, matched = self._cache_threshold * t.context_tokens, None
+        for engine, tokens in self._sent.of(t):
             if tokens > longest and view.engine(engine).accepting:
                 longest, matched = tokens, engine
         return matched
-
-    def _remember(self, t: TrajectoryView, engine: EngineId) -> None:
-        sent = self._contexts.get(t.id)
-        if sent is None:
-            sent = self._contexts[t.id] = {}
-            self._live[t.group] = self._live.get(t.group, 0) + 1
-        sent[engine] = t.context_tokens
-        self._prompts.setdefault(t.group, {}).setdefault(engine, t.prompt_tokens)

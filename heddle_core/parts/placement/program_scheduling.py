@@ -16,7 +16,9 @@ ENOUGH: Final = 100
 
 
 @dataclass(slots=True)
-class _Member:
+class Member:
+    """A trajectory as the router has it."""
+
     engine: EngineId
     """To which it is bound."""
     prefill_s: float
@@ -29,7 +31,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class _Space:
+class Space:
     """What the active trajectories of an engine leave."""
 
     tokens: float
@@ -87,8 +89,8 @@ class ProgramScheduling(OneByOne):
         self._impact = 2.0 - alpha
         self._force_s = force_s
         self._bind = ConsistentHash(160)
-        self._members: dict[TrajectoryId, _Member] = {}
-        self._spaces: dict[EngineId, _Space] = {}
+        self._members: dict[TrajectoryId, Member] = {}
+        self._spaces: dict[EngineId, Space] = {}
         self._calls = RecentDurations()
         self._next_review_s: float | None = None
 
@@ -110,7 +112,7 @@ class ProgramScheduling(OneByOne):
             self._count(view)
         member = self._members.get(t.id)
         if member is None or not view.engine(member.engine).accepting:
-            member = self._members[t.id] = _Member(*self._binding(t, view))
+            member = self._members[t.id] = Member(*self._binding(t, view))
         space = self._spaces[member.engine]
         if member.active:
             return member.engine
@@ -162,13 +164,16 @@ class ProgramScheduling(OneByOne):
         self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        latest_first = sorted(backlog.values(), key=lambda t: (t.step == 0, -t.tool_started_s))
-        for t in latest_first:
+        for t in sorted(backlog.values(), key=self._order):
             member = self._member(t, view)
             space = self._spaces[member.engine]
             if not member.active and self._admits(t, space, view.engine(member.engine)):
                 admitted.append((t.id, self._admit(t, member, space)))
         return admitted
+
+    def _order(self, t: TrajectoryView) -> tuple[bool, bool, float]:
+        """Those with the latest previous step first, then new ones."""
+        return False, t.step == 0, -t.tool_started_s
 
     def _elsewhere(
         self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
@@ -188,7 +193,7 @@ class ProgramScheduling(OneByOne):
                 admitted.append((t.id, self._admit(t, member, space)))
         return admitted
 
-    def _member(self, t: TrajectoryView, view: View) -> _Member:
+    def _member(self, t: TrajectoryView, view: View) -> Member:
         """Return the state of a trajectory of the backlog, bound to an engine that accepts work."""
         member = self._members[t.id]
         if member.engine not in self._spaces:
@@ -196,12 +201,12 @@ class ProgramScheduling(OneByOne):
             self._spaces[member.engine].waiting += 1
         return member
 
-    def _admits(self, t: TrajectoryView, space: _Space, engine: EngineView) -> bool:
+    def _admits(self, t: TrajectoryView, space: Space, engine: EngineView) -> bool:
         fits = self._need(t) <= space.tokens or not space.active
         free = engine.in_flight <= engine.running_steps
         return fits and free and space.active < self._max_active
 
-    def _admit(self, t: TrajectoryView, member: _Member, space: _Space) -> EngineId:
+    def _admit(self, t: TrajectoryView, member: Member, space: Space) -> EngineId:
         if member.waits_since_s is not None:
             space.waiting -= 1
         member.active, member.waits_since_s = True, None
@@ -209,7 +214,7 @@ class ProgramScheduling(OneByOne):
         space.active += 1
         return member.engine
 
-    def _pause(self, t: TrajectoryView, member: _Member) -> None:
+    def _pause(self, t: TrajectoryView, member: Member) -> None:
         space = self._spaces.get(member.engine)
         if member.active and space is not None:
             space.tokens += self._need(t)
@@ -218,7 +223,7 @@ class ProgramScheduling(OneByOne):
 
     def _count(self, view: View) -> None:
         """Count anew what is left; trajectories beyond their time-to-live pause."""
-        spaces = {e.id: _Space(float(e.kv_capacity_tokens)) for e in view.engines}
+        spaces = {e.id: Space(float(e.kv_capacity_tokens)) for e in view.engines}
         for name, member in self._members.items():
             space, t = spaces.get(member.engine), view.trajectories[name]
             if member.active and t.phase in ("tool", "predicting"):
@@ -252,7 +257,7 @@ class ProgramScheduling(OneByOne):
     def _prefill_s(self, engine: EngineView) -> float:
         return self._cost.by_shape[engine.shape].prefill_s
 
-    def _keep_s(self, t: TrajectoryView, member: _Member) -> float:
+    def _keep_s(self, t: TrajectoryView, member: Member) -> float:
         if len(self._calls) < ENOUGH:
             return 0.0
         impact_s = self._impact * member.prefill_s * t.context_tokens
