@@ -7,6 +7,7 @@ homes and queues there. Neither reads the other's state.
 
 import math
 import typing
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -421,14 +422,28 @@ class LoopController:
         if regime.batching.order == "oldest":
             ready.sort(key=lambda group: group.order)
         if regime.staleness.late == "wait" and regime.batching.rest == "keep":
-            # Groups that would exceed the bound after the next update are trained before it.
-            last = self.version - regime.staleness.most
-            late = sum(group.version <= last for group in groups.open.values())
-            ready.sort(key=lambda group: group.version > last)
-            left = regime.update.every - 1 - self.trained % regime.update.every
-            awaited = late - sum(group.version <= last for group in ready)
-            missing -= max(0, min(awaited - left * regime.groups, missing))
+            missing -= min(self._places_of_late(ready), missing)
         return ready[:missing]
+
+    def _places_of_late(self, ready: list[Group]) -> int:
+        """Places of this batch that groups that are not `ready` must have to be within the bound.
+
+        Of those that may be trained under a version at the latest, this batch takes as many as do
+        not fit into the batches between; they come first in `ready` from now on.
+        """
+        regime, most = self.regime, self.regime.staleness.most
+        left = regime.update.every - 1 - self.trained % regime.update.every
+        open_ = sorted(group.version + most for group in self.groups.open.values())
+        known = sorted(group.version + most for group in ready)
+        kept, urgent = 0, -1
+        for last in dict.fromkeys(open_):
+            batches = left + (last - self.version) * regime.update.every
+            later = max(0, batches * regime.groups)
+            must = bisect_right(open_, last) - later
+            if must > 0:
+                kept, urgent = max(kept, must - bisect_right(known, last)), last
+        ready.sort(key=lambda group: min(group.version + most, urgent + 1))
+        return kept
 
     def _begin_update(self, out: list[Command]) -> None:
         update = self.regime.update

@@ -90,6 +90,25 @@ def test_any_regime_trains_every_batch_of_complete_groups_within_its_bound(part:
         assert fates <= {"ended", "trained", "discarded", "cancelled"}, f"seed {seed}: lost"
 
 
+def test_no_straggler_passes_a_bound_that_is_enforced():
+    for seed in range(200):
+        random_ = random.Random(seed)
+        regime = Regime(
+            groups=random_.randint(1, 4),
+            samples=random_.randint(1, 2),
+            staleness=Staleness(bound=random_.choice((1.5, 2.0, 3.0, 4.0, 6.0, 8.0))),
+            batching=Batching(
+                order=random_.choice(("oldest", "first_finished")),
+                accumulate_from=random_.choice((None, 1, 2)),
+            ),
+            update=Update(mode="in_flight", every=random_.choice((1, 1, 2))),
+        )
+        latest, failures = random_.choice((0.5, 0.9, 0.99)), random_.choice((0.0, 0.1))
+        world = HostileWorld(regime, seed, batches=14, failures=failures, latest=latest)
+        world.run()
+        assert max(world.staleness) <= regime.staleness.most, f"seed {seed}: {regime}"
+
+
 @pytest.mark.parametrize("name", REGIMES)
 @pytest.mark.parametrize("failures", [0.0, 0.2])
 def test_a_named_regime_ends_in_any_order(name: str, failures: float):

@@ -75,9 +75,18 @@ class HostileWorld:
     """Answers commands in a random order, and checks what a loop may never do."""
 
     def __init__(
-        self, regime: Regime, seed: int, *, batches: int, failures: float = 0.1, engines: int = 2
+        self,
+        regime: Regime,
+        seed: int,
+        *,
+        batches: int,
+        failures: float = 0.1,
+        engines: int = 2,
+        latest: float = 0.0,
     ) -> None:
+        """With a chance of `latest` the newest event comes next: then the first ones are late."""
         self.random = random.Random(seed)
+        self.latest = latest
         self.regime, self.failures = regime, failures
         self.prompts = 0
         shape = EngineShape("h100", 1)
@@ -130,7 +139,8 @@ class HostileWorld:
             if self.core.over:
                 break
             assert self.due, f"nothing can happen while the loop is {self.core.stage}"
-            event = self.due.pop(self.random.randrange(len(self.due)))
+            newest = self.latest > 0.0 and self.random.random() < self.latest
+            event = self.due.pop(-1 if newest else self.random.randrange(len(self.due)))
             if self.still_possible(event):
                 self.deliver(event)
         assert self.core.over
