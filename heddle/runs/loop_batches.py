@@ -32,7 +32,7 @@ class BatchFigures:
     rollout_s: float
     """The rest: waiting for trajectories."""
     reward_s: float
-    """Waiting although every trajectory of the batch was generated: for rewards."""
+    """Waiting although what is trained next was generated: for rewards."""
     training_s: float
     update_s: float
     """In a weight update, and in moving GPUs between rollout and training."""
@@ -96,7 +96,9 @@ def loop_columns(
         stale = np.concatenate([parts["staleness"][at] for at in mine]).tolist()
         training_s = times.training_s(mine)
         update_s = times.update_s(begin_seq, end_seq)
-        reward_s = times.reward_s(mine[-1], begin_s, begin_seq)
+        reward_s = 0.0
+        for at in mine:
+            reward_s += times.reward_s(at, begin_s, begin_seq)
         wasted_so_far = int(wasted[wasted_seq < end_seq].sum())
         wasted_so_far += sum(lost.get(before, 0) for before in range(number + 1))
         step_s = end_s - begin_s
@@ -214,16 +216,16 @@ class _Times:
             seconds += gap_s
         return seconds
 
-    def reward_s(self, last: int, begin_s: float, begin_seq: int) -> float:
-        """Of a batch that began at a time and in a row, before its `last` part was trained."""
-        batch_s, row = self._began_s[last], int(self._parts["seq"][last])
+    def reward_s(self, part: int, begin_s: float, begin_seq: int) -> float:
+        """Of a batch that began at a time and in a row, before this part of it was trained."""
+        batch_s, row = self._began_s[part], int(self._parts["seq"][part])
         # Where GPUs move to training, the batch was complete before that.
         move = int(np.searchsorted(self._to_training.seq, row)) - 1
         if move >= 0 and self._to_training.seq[move] > begin_seq:
             batch_s = float(self._to_training.floats("time_s")[move])
             row = int(self._to_training.seq[move])
         free_s = float(self._free_s[int(np.searchsorted(self._free_seq, row)) - 1])
-        generated_s = float(self._generated_s[self._parts["members"][last]].max())
+        generated_s = float(self._generated_s[self._parts["members"][part]].max())
         return max(0.0, batch_s - max(generated_s, begin_s, free_s))
 
 

@@ -276,3 +276,11 @@ def test_no_more_environments_are_alive_than_there_are(trace: str, name: str):
     assert few.step_s.mean > 1.2 * many.step_s.mean
     assert 0.5 < few.environment_busy < 1.0 + 1e-9
     assert many.environment_busy < 0.1
+
+
+def test_a_trainer_that_sums_gradients_waits_for_rewards_between_parts_too(trace: str):
+    slow = figures(trace, "heddle-loop", reward_s="400", reward_gpus=2, reward_per_gpu=1)
+    split = slow.mean_split
+    assert split["reward"] > 20.0 * split["rollout"]
+    parts = ("rollout", "reward", "training", "update")
+    assert sum(split[name] for name in parts) == pytest.approx(slow.mean_step_s)
