@@ -8,6 +8,9 @@ BIN := .venv/bin
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
 
+# Tests and experiments start hundreds of processes, and each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,8 +133,19 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
     assert len(one) == len(other)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", [*PRESETS, *MIXED])
+def pairs() -> list[Any]:
+    """Each policy in the storm and in two more scenarios in turn; the rest is for `make soak`."""
+    names = list(SCENARIOS)
+    made = []
+    for number, name in enumerate((*PRESETS, *MIXED)):
+        kept = {"storm", names[number % len(names)], names[(number + 3) % len(names)]}
+        for scenario in names:
+            marks = () if scenario in kept else (pytest.mark.soak,)
+            made.append(pytest.param(name, scenario, marks=marks, id=f"{name}-{scenario}"))
+    return made
+
+
+@pytest.mark.parametrize(("name", "scenario"), pairs())
 def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
     agree(here, there)
@@ -151,6 +164,7 @@ def test_the_scenarios_have_what_they_are_for() -> None:
     assert any(not m.ok for m in moves), "no move was ever given up or lost"
 
 
+@cache
 def digests() -> list[str]:
     """One line for each policy: its name and a digest of its asyncio journal."""
     return [
@@ -159,6 +173,7 @@ def digests() -> list[str]:
     ]
 
 
+@pytest.mark.xdist_group("two worlds")
 @pytest.mark.parametrize("hash_seed", ["0", "77"])
 def test_in_another_process_with_another_hash_seed(hash_seed: str) -> None:
     code = "from tests.conformance.test_two_worlds import digests; print(*digests(), sep='\\n')"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,8 +189,20 @@ SMALL = {
 """Regimes whose defaults are too large for this cluster and number of steps."""
 
 
-@pytest.mark.parametrize("policy", ["verl", "heddle", "slime-2026"])
-@pytest.mark.parametrize("name", [SMALL.get(name, name) for name in REGIMES])
+POLICIES = ("verl", "heddle", "slime-2026")
+
+
+def regimes_and_policies() -> list[Any]:
+    """Each regime under one policy in turn; under the others for `make soak`."""
+    return [
+        pytest.param(SMALL.get(name, name), policy, marks=() if kept else (pytest.mark.soak,))
+        for number, name in enumerate(REGIMES)
+        for place, policy in enumerate(POLICIES)
+        for kept in [place == number % len(POLICIES)]
+    ]
+
+
+@pytest.mark.parametrize(("name", "policy"), regimes_and_policies())
 def test_every_regime_survives_failing_engines_environments_and_rewards(
     trace: str, name: str, policy: str
 ):
