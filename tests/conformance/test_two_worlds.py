@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,6 +34,7 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig, ToolServices
 from heddle_trace import TrajectoryScript
+from tests.in_turn import in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 MIXED = (
@@ -133,19 +133,9 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
     assert len(one) == len(other)
 
 
-def pairs() -> list[Any]:
-    """Each policy in the storm and in two more scenarios in turn; the rest is for `make soak`."""
-    names = list(SCENARIOS)
-    made = []
-    for number, name in enumerate((*PRESETS, *MIXED)):
-        kept = {"storm", names[number % len(names)], names[(number + 3) % len(names)]}
-        for scenario in names:
-            marks = () if scenario in kept else (pytest.mark.soak,)
-            made.append(pytest.param(name, scenario, marks=marks, id=f"{name}-{scenario}"))
-    return made
-
-
-@pytest.mark.parametrize(("name", "scenario"), pairs())
+@pytest.mark.parametrize(
+    ("name", "scenario"), in_turn([*PRESETS, *MIXED], [*SCENARIOS], kept=2, always=["storm"])
+)
 def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
     agree(here, there)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,6 +38,7 @@ from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
+from tests.in_turn import in_turn
 
 GROUPS, SAMPLES, STEPS = 4, 4, 9
 PER_GROUP = 6
@@ -189,20 +189,10 @@ SMALL = {
 """Regimes whose defaults are too large for this cluster and number of steps."""
 
 
-POLICIES = ("verl", "heddle", "slime-2026")
-
-
-def regimes_and_policies() -> list[Any]:
-    """Each regime under one policy in turn; under the others for `make soak`."""
-    return [
-        pytest.param(SMALL.get(name, name), policy, marks=() if kept else (pytest.mark.soak,))
-        for number, name in enumerate(REGIMES)
-        for place, policy in enumerate(POLICIES)
-        for kept in [place == number % len(POLICIES)]
-    ]
-
-
-@pytest.mark.parametrize(("name", "policy"), regimes_and_policies())
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    in_turn([SMALL.get(name, name) for name in REGIMES], ["verl", "heddle", "slime-2026"]),
+)
 def test_every_regime_survives_failing_engines_environments_and_rewards(
     trace: str, name: str, policy: str
 ):
