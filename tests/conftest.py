@@ -14,7 +14,8 @@ settings.register_profile("heddle", deadline=None, suppress_health_check=[Health
 settings.load_profile("heddle")
 
 
-SLOW = Path(__file__).with_name("slow.txt")
+TESTS = Path(__file__).resolve().parent
+SLOW = TESTS / "slow.txt"
 """Tests that `make test` leaves out, by measured time; `python -m tests.slow` writes it."""
 
 
@@ -29,7 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.partition("[")[0] in slow:
             item.add_marker("slow")
         if shares_with_module(item) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+            item.add_marker(
+                pytest.mark.xdist_group(str(item.path.relative_to(TESTS).with_suffix("")))
+            )
     items.sort(key=lambda item: (not is_real(item), item.get_closest_marker("slow") is None))
 
 
