@@ -8,6 +8,9 @@ BIN := .venv/bin
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
 
+# Tests and experiments start hundreds of processes, and each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
@@ -63,7 +66,7 @@ clients: .venv-clients/.installed
 	@touch $@
 
 # What is quick: minutes on two cores. `make test-all` has the slow ones and real engines too (where vLLM
-# is installed), `make soak` what takes a quarter of an hour and more for one subject.
+# is installed), `make soak` what takes longest, and all pairs of which those have some in turn.
 test: $(STAMP)
 	$(BIN)/pytest $(PYTEST_ARGS) -m "not slow and not real_engines and not soak"
 

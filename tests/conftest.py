@@ -1,4 +1,4 @@
-"""Settings of all tests. Real engines: their tests go first; the summary says if there were none.
+"""Settings of all tests. Real engines and slow tests go first; a summary says if engines lacked.
 
 Hypothesis measures no time here: on a slow machine an example may take as long as it takes.
 """
@@ -14,19 +14,33 @@ settings.register_profile("heddle", deadline=None, suppress_health_check=[Health
 settings.load_profile("heddle")
 
 
-SLOW = Path(__file__).with_name("slow.txt")
+TESTS = Path(__file__).resolve().parent
+SLOW = TESTS / "slow.txt"
 """Tests that `make test` leaves out, by measured time; `python -m tests.slow` writes it."""
 
 
+# Before xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest and runs in one process."""
     slow = frozenset(SLOW.read_text(encoding="utf-8").split())
-    items.sort(key=lambda item: not is_real(item))
     for item in items:
         if is_real(item):
             item.add_marker("real_engines")
         if item.nodeid.partition("[")[0] in slow:
             item.add_marker("slow")
+        if shares_with_module(item) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(
+                pytest.mark.xdist_group(str(item.path.relative_to(TESTS).with_suffix("")))
+            )
+    items.sort(key=lambda item: (not is_real(item), item.get_closest_marker("slow") is None))
+
+
+def shares_with_module(item: pytest.Item) -> bool:
+    """Whether a fixture is made once for its module, and again in each further process."""
+    assert isinstance(item, pytest.Function)
+    made = item._fixtureinfo.name2fixturedefs.values()
+    return any(each[-1].scope == "module" for each in made)
 
 
 def is_real(item: pytest.Item) -> bool:

@@ -18,7 +18,7 @@ LEFT_S = 400.0
 """Seconds of one core that `make test` takes at most."""
 CASE_S = 0.5
 """A function whose longest case takes less stays."""
-LINE = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+(tests/\S+\.py::[^\[\s]+)")
+LINE = re.compile(r"^\s*([\d.]+)s (?:call|setup|teardown)\s+(tests/\S+\.py::[^\[@\s]+)")
 
 
 def slow_functions(text: str) -> list[str]:

@@ -56,22 +56,21 @@ def equal_progress_s(
     max_running: int,
     start_s: float,
     widened_at: int,
-    longest_at: float = 0.5,
-) -> list[float]:
-    """Return the estimated makespan in seconds of each of `mixes`, engines by shape.
+    longest_at: Sequence[float] = (0.5,),
+) -> list[list[float]]:
+    """Return the estimated makespan in seconds by `longest_at` and by `mixes`, engines by shape.
 
     `prompt_tokens` is the mean, `prefilled_tokens` the sum over prompts, each counted once. The
-    longest trajectory is as long as the quantile `longest_at` of the longest of so many. With
+    longest trajectory is as long as a quantile `longest_at` of the longest of so many. With
     `widened_at` trajectories left or fewer, the engines change to `widened`, in `start_s`, as soon
     as that brings the end forward.
     """
-    probabilities, lengths = _quantiles(history, trajectories, longest_at)
-    made = np.concatenate(([0.0], lengths))
-    middle, tokens = 0.5 * (made[1:] + made[:-1]), np.diff(made)
-    longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
-    left = np.maximum(trajectories * longer, 1.0)
-    tool_s, appended = history.rates_beyond(made[:-1])
-    context = prompt_tokens + middle * (1.0 + appended)
+    stretches = [_stretches(history, trajectories, at) for at in longest_at]
+    # Up to history's last quantile they are the same, whatever the longest is.
+    distinct, places = np.unique(np.concatenate(stretches), axis=0, return_inverse=True)
+    begin, end, left = np.ascontiguousarray(distinct.T)
+    tool_s, appended = history.rates_beyond(begin)
+    context = prompt_tokens + 0.5 * (end + begin) * (1.0 + appended)
     shapes = sorted(by_shape, key=lambda shape: shape.gpus)
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
@@ -82,17 +81,33 @@ def equal_progress_s(
         filled = [cost.beyond_knee for cost in costs]
         other = _pace_s(filled, engines, left, context, (tool_s, appended), max_running)
         pace = np.minimum(pace, other)
-    spans = tokens * pace
+    spans = (end - begin) * pace
     restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
-    ends = np.zeros(len(tried))
-    for k in reversed(range(len(tokens))):
-        ends = ends + spans[:, k]
-        if left[k] <= widened_at:
-            loaded_s = left[k] * context[k] / restore_rates[-1]
-            ends = np.minimum(ends, ends[-1] + start_s + loaded_s)
+    loaded_s = np.where(left <= widened_at, left * context / restore_rates[-1], np.inf)
     prefill_rates = engines @ np.array([1.0 / max(cost.prefill_s, _LEAST_S) for cost in costs])
     first_s = prefilled_tokens / prefill_rates
-    return [float(end) for end in (ends + first_s)[: len(mixes)]]
+    counts = np.cumsum([len(each) for each in stretches])[:-1]
+    return [
+        [float(s) for s in (_ends_s(spans[:, own], start_s, loaded_s[own]) + first_s)[:-1]]
+        for own in np.split(places.ravel(), counts)
+    ]
+
+
+def _stretches(history: History, trajectories: int, longest_at: float) -> FloatArray:
+    """Rows of output tokens between two lengths, and of how many trajectories are longer."""
+    probabilities, lengths = _quantiles(history, trajectories, longest_at)
+    longer = 1.0 - 0.5 * (probabilities + np.concatenate(([0.0], probabilities[:-1])))
+    left = np.maximum(trajectories * longer, 1.0)
+    return np.stack((np.concatenate(([0.0], lengths[:-1])), lengths, left), axis=1)
+
+
+def _ends_s(spans: FloatArray, start_s: float, loaded_s: FloatArray) -> FloatArray:
+    """Ends by mix, of seconds by mix and stretch; from each, all may change to the last mix."""
+    ends = np.zeros(len(spans))
+    for k in reversed(range(len(loaded_s))):
+        ends = ends + spans[:, k]
+        ends = np.minimum(ends, ends[-1] + start_s + loaded_s[k])
+    return ends
 
 
 def _quantiles(

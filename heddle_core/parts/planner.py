@@ -383,18 +383,15 @@ class EqualProgressPlan:
             return ASSUMED_HISTORIES[0].predictions_vary(remaining)
         return history.lengths_known(remaining)
 
-    def makespans_s(
+    def _by_longest(
         self,
         history: History,
         mixes: Sequence[Mix],
         ts: Sequence[TrajectoryView],
-        *,
-        longest_at: float = 0.5,
-    ) -> list[float]:
-        """Estimate the makespan of each mix in seconds, where lengths are as in `history`.
+    ) -> list[list[float]]:
+        """Estimate makespans in seconds by `LONGEST` and by mix; lengths are as in `history`.
 
         Late in the rollout the engines may change to the widest shapes of the context.
-        `longest_at` is of `equal_progress_s`.
         """
         context = self._context
         by_shape = {shape: context.cost.by_shape[shape] for shape in context.shape_choices}
@@ -415,14 +412,8 @@ class EqualProgressPlan:
             max_running=context.max_running,
             start_s=WIDENED_LATE_S + context.start_s(max(by_shape, key=lambda s: s.gpus)),
             widened_at=first_search_at(sum(s.gpus * n for s, n in widest.items())),
-            longest_at=longest_at,
+            longest_at=LONGEST,
         )
-
-    def _by_longest(
-        self, history: History, mixes: Sequence[Mix], ts: Sequence[TrajectoryView]
-    ) -> list[list[float]]:
-        """`makespans_s` for each of `LONGEST`."""
-        return [self.makespans_s(history, mixes, ts, longest_at=at) for at in LONGEST]
 
 
 def _gpus(shape: EngineShape) -> int:

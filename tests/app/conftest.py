@@ -1,7 +1,7 @@
 """What the tests of the app share: a tiny trace, and the command line in-process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -83,3 +83,11 @@ def refused(heddle: Heddle) -> Callable[..., str]:
         return result.stderr
 
     return run
+
+
+@pytest.fixture(scope="module")
+def few_policies() -> Iterator[None]:
+    """A search without names tries three shipped policies; `test_api` searches among all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("heddle.search.result.shipped", lambda _: ["verl", "slime", "heddle"])
+        yield

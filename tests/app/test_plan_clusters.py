@@ -15,7 +15,9 @@ from heddle.config_error import ConfigError
 from heddle.cost.prices import RunCost
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
 from heddle_trace import synth, write_trace
-from tests.app.journals import Heddle
+from tests.app.journals import BRIEF, Heddle
+
+pytestmark = pytest.mark.usefixtures("few_policies")
 
 ON = ("--model", "qwen3-8b", "--max-running", 8, "--history", "none")
 
@@ -29,7 +31,7 @@ def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(coding: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def found(coding: Path, few_policies: None) -> dict[str, object]:
     """Of 1 and 2 GPUs of two types, within a deadline that all keep."""
     words = ["plan", str(coding), *map(str, ON), "--sweep", "cluster.gpus=1,2", "--deadline", "9h"]
     words += ["--sweep", "cluster.gpu=h100,h200", "--json"]
@@ -73,18 +75,18 @@ def test_a_table_has_a_row_for_each_cluster_and_an_export(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
     file = tmp_path / "vllm.sh"
-    on = ("--sweep", "cluster.gpus=1,2", "--budget", 100, "--export", file)
+    on = ("--sweep", "cluster.gpus=1,2", "--budget", 100, "--export", file, *BRIEF)
     done = heddle("plan", coding, *ON, *on)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("Take ")
     assert "limits" in done.stdout
     assert file.read_text().count(" vllm serve ") >= 1
-    wide = heddle("plan", coding, *ON, "--sweep", "cluster.gpus=1,2", "--wide")
+    wide = heddle("plan", coding, *ON, "--sweep", "cluster.gpus=1,2", "--wide", *BRIEF)
     assert "draws" in wide.stdout
 
 
 def test_what_keeps_no_limit_says_what_is_reachable(refused: Callable[..., str], coding: Path):
-    on = (*ON, "--sweep", "cluster.gpus=1,2")
+    on = (*ON, *BRIEF, "--sweep", "cluster.gpus=1,2")
     late = refused("plan", coding, *on, "--deadline", "1s")
     assert "--deadline 1 s is not reachable: the fastest is" in late
     assert "No number of GPUs keeps it: the longest trajectory alone takes" in late
@@ -93,7 +95,7 @@ def test_what_keeps_no_limit_says_what_is_reachable(refused: Callable[..., str],
 
 
 def test_a_cluster_that_cannot_serve_is_left_out(heddle: Heddle, coding: Path):
-    on = ("--model", "qwen3-32b", "--gpu", "l40s", "--max-running", 8)
+    on = ("--model", "qwen3-32b", "--gpu", "l40s", "--max-running", 8, *BRIEF)
     done = heddle("plan", coding, *on, "--sweep", "cluster.gpus=1,4", "--json")
     assert done.exit_code == 0, done.output
     assert list(json.loads(done.stdout)["left_out"]) == ["1 x l40s"]
@@ -222,7 +224,7 @@ def test_clusters_are_drawn_and_the_front_has_what_no_other_beats(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
     figure = tmp_path / "front.svg"
-    on = ("--sweep", "cluster.gpus=1,2", "--set", f"report.figure={figure}")
+    on = ("--sweep", "cluster.gpus=1,2", "--set", f"report.figure={figure}", *BRIEF)
     assert heddle("plan", coding, *ON, *on).exit_code == 0
     assert "numbers are GPUs" in figure.read_text()
     found = heddle_api.plan(

@@ -27,16 +27,17 @@ from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.presets import PRESETS
 from heddle_trace import synth, write_trace
-from tests.app.journals import Heddle
+from tests.app.journals import BRIEF, Heddle
 
 Refused = Callable[..., str]
+pytestmark = pytest.mark.usefixtures("few_policies")
 
 
 @pytest.fixture(scope="module")
 def coding(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight groups of eight samples."""
+    """Eight groups of four samples."""
     path = tmp_path_factory.mktemp("traces") / "some.jsonl"
-    write_trace(path, synth("coding", 64, seed=5, samples_per_group=8))
+    write_trace(path, synth("coding", 32, seed=5, samples_per_group=4))
     return path
 
 
@@ -63,9 +64,9 @@ def test_halves_have_no_prompt_in_common_and_draws_are_of_full_size(config: RunC
         for number in range(4):
             draw = drawn(workload, Draw(half, number), config.seed)  # type: ignore[arg-type]
             groups = [script.group for script in draw.scripts]
-            assert len(draw.scripts) == 64
+            assert len(draw.scripts) == 32
             assert len(set(groups)) == 8
-            assert len({script.id for script in draw.scripts}) == 64
+            assert len({script.id for script in draw.scripts}) == 32
             known |= {group.rpartition("~")[0] for group in groups}
     assert seen["search"].isdisjoint(seen["judge"])
     assert len(seen["search"] | seen["judge"]) == 8
@@ -259,12 +260,12 @@ ON = ("--model", "qwen3-8b", "--gpus", 4, "--max-running", 8, "--history", "none
 def test_the_answer_says_what_to_run_and_its_command_runs(
     heddle: Heddle, coding: Path, tmp_path: Path
 ):
-    done = heddle("plan", coding, *ON)
+    done = heddle("plan", coding, *ON, *BRIEF)
     assert done.exit_code == 0, done.output
     sentence = done.stdout.splitlines()[0]
     assert sentence.startswith("Run ")
     assert "On this trace itself nothing can be faster than" in sentence
-    as_json = json.loads(heddle("plan", coding, *ON, "--json").stdout)
+    as_json = json.loads(heddle("plan", coding, *ON, *BRIEF, "--json").stdout)
     assert as_json["schema"] == "heddle.plan/2"
     assert as_json["verdict"] == sentence
     recommended = as_json["recommended"]
@@ -283,7 +284,7 @@ def test_the_answer_says_what_to_run_and_its_command_runs(
 def test_what_is_recommended_is_exported(heddle: Heddle, coding: Path, tmp_path: Path):
     files = [tmp_path / name for name in ("verl.yaml", "vllm.sh", "gateway.toml")]
     options = [word for file in files for word in ("--export", file)]
-    done = heddle("plan", coding, *ON, *options, "--json")
+    done = heddle("plan", coding, *ON, *BRIEF, *options, "--json")
     assert done.exit_code == 0, done.output
     recommended = json.loads(done.stdout)["recommended"]
     served = [
@@ -339,7 +340,7 @@ def test_what_cannot_be_searched_is_refused(
 def test_the_command_does_not_say_what_was_found(heddle: Heddle, coding: Path):
     keys = ("cluster.tp=4", "cluster.max_running=8", "cluster.report_interval_s=2")
     given = [word for key in keys for word in ("--set", key)]
-    done = heddle("plan", coding, *ON, *given, "--json")
+    done = heddle("plan", coding, *ON, *BRIEF, *given, "--json")
     assert done.exit_code == 0, done.output
     command = json.loads(done.stdout)["recommended"]["command"]
     assert [word for word in command if "=" in word] == ["cluster.report_interval_s=2"]
@@ -349,9 +350,9 @@ def test_a_history_of_the_same_prompts_is_refused(
     refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
 ):
     drawn = tmp_path / "drawn.jsonl"
-    assert heddle("trace", "resample", coding, 8, 8, "-o", drawn).exit_code == 0
+    assert heddle("trace", "resample", coding, 8, 4, "-o", drawn).exit_code == 0
     said = refused("plan", coding, *ON[:-1], drawn)
-    assert "of the trace's 64 trajectories" in said
+    assert "of the trace's 32 trajectories" in said
     assert "--history none" in said
     other = tmp_path / "other.jsonl"
     write_trace(other, synth("coding", 64, seed=99, samples_per_group=8))

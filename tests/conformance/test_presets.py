@@ -8,6 +8,7 @@ from heddle_core.commands import Dispatch, Migrate
 from heddle_core.events import EngineFailed, EngineReady
 from heddle_core.ids import EngineId
 from heddle_core.presets import PRESETS
+from tests.in_turn import in_turn
 
 MIXED = (
     "slime+progressive_priority+progressive+follow_rank",
@@ -41,8 +42,7 @@ def nothing_lost(played: Played) -> None:
     }
 
 
-@pytest.mark.parametrize("workload", SCENARIOS)
-@pytest.mark.parametrize("name", [*PRESETS, *MIXED])
+@pytest.mark.parametrize(("name", "workload"), in_turn([*PRESETS, *MIXED], [*SCENARIOS]))
 def test_a_storm_loses_nothing_breaks_nothing_and_replays(name: str, workload: str) -> None:
     scenario = SCENARIOS[workload]
     played = play(name, scenario)
@@ -67,8 +67,7 @@ ROLES_STORM = (
 )
 
 
-@pytest.mark.parametrize("threshold_tokens", [0, 500])
-@pytest.mark.parametrize("name", [*PRESETS, *MIXED])
+@pytest.mark.parametrize(("name", "threshold_tokens"), in_turn([*PRESETS, *MIXED], [0, 500]))
 def test_roles_in_a_storm_lose_nothing_break_nothing_and_replay(
     name: str, threshold_tokens: int
 ) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ from heddle_sim.engine_client import SimLauncher
 from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig, ToolServices
 from heddle_trace import TrajectoryScript
+from tests.in_turn import in_turn
 
 ROOT = Path(__file__).resolve().parents[2]
 MIXED = (
@@ -131,8 +133,9 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
     assert len(one) == len(other)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("name", [*PRESETS, *MIXED])
+@pytest.mark.parametrize(
+    ("name", "scenario"), in_turn([*PRESETS, *MIXED], [*SCENARIOS], kept=2, always=["storm"])
+)
 def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])
     agree(here, there)
@@ -151,6 +154,7 @@ def test_the_scenarios_have_what_they_are_for() -> None:
     assert any(not m.ok for m in moves), "no move was ever given up or lost"
 
 
+@cache
 def digests() -> list[str]:
     """One line for each policy: its name and a digest of its asyncio journal."""
     return [
@@ -159,6 +163,7 @@ def digests() -> list[str]:
     ]
 
 
+@pytest.mark.xdist_group("two worlds")
 @pytest.mark.parametrize("hash_seed", ["0", "77"])
 def test_in_another_process_with_another_hash_seed(hash_seed: str) -> None:
     code = "from tests.conformance.test_two_worlds import digests; print(*digests(), sep='\\n')"

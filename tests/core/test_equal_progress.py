@@ -30,7 +30,7 @@ def ends_s(
 ) -> dict[EngineShape, float]:
     costs = by_shape or {h100(1): COST}
     shapes = [shape for shape in costs if gpus % shape.tp == 0]
-    ends = equal_progress_s(
+    (ends,) = equal_progress_s(
         history,
         costs,
         [{shape: gpus // shape.tp} for shape in shapes],
@@ -98,7 +98,7 @@ def test_engines_become_wider_when_it_pays():
 
 
 def mixed_s(mix, by_shape, *, trajectories, history=PAST, max_running=100):
-    return equal_progress_s(
+    ((end_s,),) = equal_progress_s(
         history,
         by_shape,
         [mix],
@@ -109,7 +109,38 @@ def mixed_s(mix, by_shape, *, trajectories, history=PAST, max_running=100):
         max_running=max_running,
         start_s=0.0,
         widened_at=0,
-    )[0]
+    )
+    return end_s
+
+
+def test_each_quantile_of_the_longest_has_the_makespan_that_it_has_alone():
+    history = replace(
+        PAST,
+        output_quantiles=tuple(100.0 * 1.2**i for i in range(20)),
+        tool_s_beyond=tuple(0.001 * i for i in range(20)),
+        longest_output_tokens=1e5,
+        trajectories=500,
+    )
+    by_shape = {h100(1): COST, h100(2): replace(COST, t0_s=0.004)}
+
+    def makespans_s(*longest_at: float) -> list[list[float]]:
+        return equal_progress_s(
+            history,
+            by_shape,
+            [{h100(1): 4}, {h100(2): 1, h100(1): 2}],
+            widened={h100(2): 2},
+            trajectories=200,
+            prompt_tokens=100.0,
+            prefilled_tokens=20_000.0,
+            max_running=100,
+            start_s=1.0,
+            widened_at=8,
+            longest_at=longest_at,
+        )
+
+    one, two, three = found = makespans_s(0.2, 0.5, 0.8)
+    assert found == [*makespans_s(0.2), *makespans_s(0.5), *makespans_s(0.8)]
+    assert all(a < b < c for a, b, c in zip(one, two, three, strict=True))
 
 
 def test_few_trajectories_are_on_the_wide_engine_of_a_mix():

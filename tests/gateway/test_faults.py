@@ -81,14 +81,16 @@ def test_steps_that_wait_in_an_engine_are_waited_for():
     held(AnswersCase(seed=6, engines=2, clients=64, max_running=8, iteration_s=0.2, policy="verl"))
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize(
+    "number", [*range(4), *(pytest.param(n, marks=pytest.mark.soak) for n in range(4, 8))]
+)
 def test_the_first_cases_of_the_campaign_hold(number: int):
     case = numbered(Answers(), SEED, number)
     held(msgspec.structs.replace(case, clients=min(case.clients, 40)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["die", "silent"])
+@pytest.mark.parametrize("kind", ["die", pytest.param("silent", marks=pytest.mark.soak)])
 def test_two_hundred_clients_do_not_see_that_an_engine_is_gone(kind: str):
     counts = held(one_fault(kind, engines=3, clients=200, thinks_s=4.0, iteration_s=0.1))
     assert counts["requests"] > 200

@@ -89,6 +89,8 @@ class Command:
     leaves_out: tuple[str, ...]
     """Keys besides `LEFT_OUT`."""
     fast: bool
+    soak: bool
+    """It takes long, and what it runs a cheaper command runs too."""
     virtual: bool
     status: int
     """Exit status of its last step."""
@@ -129,6 +131,7 @@ def commands() -> list[Command]:
                     reads=tuple(row.get("reads", ())),
                     leaves_out=tuple(row.get("leaves_out", ())),
                     fast=row.get("fast", False),
+                    soak=row.get("soak", False),
                     virtual=row.get("virtual", False),
                     status=row.get("status", 0),
                     notebook=row.get("notebook", "").replace("{each}", value),

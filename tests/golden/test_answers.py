@@ -55,8 +55,11 @@ def test_a_quick_command_answers_as_before(command: Command) -> None:
     same(command)
 
 
+SLOW = [pytest.param(c, marks=(pytest.mark.soak,) if c.soak else ()) for c in RUN if not c.fast]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [c for c in RUN if not c.fast], ids=lambda c: c.name)
+@pytest.mark.parametrize("command", SLOW, ids=lambda c: c.name)
 def test_a_command_answers_as_before(command: Command) -> None:
     same(command)
 

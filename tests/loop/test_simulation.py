@@ -38,6 +38,7 @@ from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
+from tests.in_turn import in_turn
 
 GROUPS, SAMPLES, STEPS = 4, 4, 9
 PER_GROUP = 6
@@ -188,8 +189,10 @@ SMALL = {
 """Regimes whose defaults are too large for this cluster and number of steps."""
 
 
-@pytest.mark.parametrize("policy", ["verl", "heddle", "slime-2026"])
-@pytest.mark.parametrize("name", [SMALL.get(name, name) for name in REGIMES])
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    in_turn([SMALL.get(name, name) for name in REGIMES], ["verl", "heddle", "slime-2026"]),
+)
 def test_every_regime_survives_failing_engines_environments_and_rewards(
     trace: str, name: str, policy: str
 ):

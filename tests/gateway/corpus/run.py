@@ -83,14 +83,14 @@ def compare_servers(
 ) -> Outcome:
     """Ask both URLs everything: one request at a time, then several at once.
 
-    The reference is asked one at a time twice, so that fields that vary by themselves are known.
+    The reference is asked in both ways, too, so that fields that vary by themselves are known.
     What the other answers otherwise it is asked again, several times at once, and with streams of
     several tokens a chunk: some parsers of vLLM depend on where a busy machine cuts a stream.
     """
     began_s = time.monotonic()
     asyncio.run(_warm_up(reference))
-    first, second = (asyncio.run(ask_all(reference, requests)) for _ in range(2))
-    own = list(zip(second, asyncio.run(_crowd(reference, requests)), strict=True))
+    first = asyncio.run(ask_all(reference, requests))
+    own = asyncio.run(_crowd(reference, requests))
     found = list(
         zip(
             asyncio.run(ask_all(other, requests)),
@@ -99,14 +99,14 @@ def compare_servers(
         )
     )
     compared = [
-        _compared(request, *answers)
-        for request, *answers in zip(requests, first, own, found, strict=True)
+        _compared(request, expected, (again,), answers)
+        for request, expected, again, answers in zip(requests, first, own, found, strict=True)
     ]
     for n, each in enumerate(compared):
         if each.counts and not each.equal:
             more = [*[each.request] * AGAIN, *_cut_elsewhere(each)]
             again = asyncio.run(ask_all(reference, more, at_once=AGAIN))
-            compared[n] = _compared(each.request, each.expected, (*own[n], *again), found[n])
+            compared[n] = _compared(each.request, each.expected, (own[n], *again), found[n])
     return Outcome(group=group, compared=tuple(compared), took_s=time.monotonic() - began_s)
 
 
