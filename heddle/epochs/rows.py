@@ -7,7 +7,7 @@ have grown since, and every row is to come once.
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,19 @@ class EpochSettings:
     on_mismatch: str = "error"
     """Whether training ends where the file does not fit the data set, or goes on in random order:
     `error` or `random`."""
+
+    @staticmethod
+    def of(values: Mapping[str, Any], place: str) -> "EpochSettings":
+        """Read a section, whose keys have `place` before them.
+
+        Raises:
+            ConfigError: it has another key.
+        """
+        known = EpochSettings.__dataclass_fields__
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{place}{key} is no key; known: {', '.join(known)}")
+        return EpochSettings(**values)
 
     def checked(self, place: str) -> EpochPlan:
         """The plan; `place` is what messages put before a key.
@@ -80,6 +93,8 @@ class RowOrder:
         """When epochs began, Unix time: samples belong to the last one before their end."""
         self.rows: list[int] | None = None
         """Order of the present epoch."""
+        self._has_trained = False
+        """Whether an epoch with this order has begun, so that the file must have lengths next."""
         # Before anything is sampled: what is in the file is of earlier runs.
         self._earlier = self._known()
 
@@ -97,7 +112,7 @@ class RowOrder:
         Raises:
             ConfigError: the file has no lengths of this data set, or is wrong.
         """
-        lengths = self._known() if self._starts else self._earlier
+        lengths = self._known() if self._has_trained else self._earlier
         plan = self._plan if lengths else EpochPlan(0.0)
         names = [GroupId(str(row)) for row in range(len(self._ids))]
         known = {
@@ -108,6 +123,7 @@ class RowOrder:
         seed = (self._seed, self.epoch)
         self.rows = [int(n) for n in plan.order(names, known, batch=self._batch, seed=seed)]
         self._starts.append(time.time())
+        self._has_trained = True
         return self.rows
 
     def row(self, position: int) -> int:
@@ -118,8 +134,10 @@ class RowOrder:
         return self.rows[position]
 
     def skip_to(self, epoch: int) -> None:
-        """The next epoch has this number: earlier ones are of a run that has no state of them."""
-        self._starts += [time.time()] * (epoch - self.epoch)
+        """The next epoch has this number: those before it began without this order."""
+        if epoch > self.epoch:
+            self._starts += [time.time()] * (epoch - self.epoch)
+            self._has_trained = False
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -140,6 +158,7 @@ class RowOrder:
         if len(state["starts"]) > len(self._starts):
             self._starts = list(state["starts"])
         self.rows = rows
+        self._has_trained |= bool(state["starts"])
 
     def _known(self) -> dict[GroupId, float]:
         """Mean lengths of prompts; none where the order is to be random."""
@@ -170,7 +189,7 @@ class RowOrder:
             )
 
     def _lengths(self) -> dict[GroupId, float]:
-        if not (self._starts or self._path.exists()):
+        if not (self._has_trained or self._path.exists()):
             return {}
         epochs: list[dict[GroupId, list[int]]] = [{} for _ in range(self.epoch + 1)]
         for sample in read_samples(self._path):
@@ -178,7 +197,7 @@ class RowOrder:
             epoch.setdefault(GroupId(sample.prompt), []).append(sample.tokens)
         found = recent_lengths(epochs)
         known = {GroupId(each): found[GroupId(each)] for each in self._ids if each in found}
-        least = LEAST_KNOWN * len(self._ids) if self._starts else min(len(found), 1)
+        least = LEAST_KNOWN * len(self._ids) if self._has_trained else min(len(found), 1)
         if len(known) < least:
             raise ConfigError(
                 f"{self._path}: has lengths of {len(known):,} of the {len(self._ids):,} prompts of "
