@@ -139,8 +139,7 @@ class ServeConfig:
     names: tuple[str, ...] = ()
     """Names that requests may give for the model. Empty: the engines' own."""
     epoch_file: str = ""
-    """Path of a file that gets the output tokens of each trajectory by prompt, for a trainer's
-    sampler; see frameworks.md. Empty: none is written."""
+    """File that gets the output tokens of each trajectory by prompt, for samplers."""
     open_to_all: bool = False
     """Without an API key on an address that others reach: every client that can connect may use it
     and control its engines."""
