@@ -7,7 +7,7 @@ have grown since, and every row is to come once.
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +35,6 @@ class EpochSettings:
     """Whether training ends where the file does not fit the data set, or goes on in random order:
     `error` or `random`."""
 
-    @staticmethod
-    def of(values: Mapping[str, Any], place: str) -> "EpochSettings":
-        """Read a section, whose keys have `place` before them.
-
-        Raises:
-            ConfigError: it has another key.
-        """
-        known = EpochSettings.__dataclass_fields__
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"{place}{key} is no key; known: {', '.join(known)}")
-        return EpochSettings(**values)
-
     def checked(self, place: str) -> EpochPlan:
         """The plan; `place` is what messages put before a key.
 
@@ -69,7 +56,7 @@ class EpochSettings:
 
 
 class RowOrder:
-    """The rows of a data set, epoch after epoch."""
+    """The rows of a data set, epoch after epoch; a sampler for torchdata's stateful loader."""
 
     def __init__(
         self,
@@ -78,33 +65,36 @@ class RowOrder:
         *,
         batch: int,
         seed: int | None,
-        place: str = "",
+        place: str,
     ) -> None:
         """`ids` are the prompts' names in the file, by row; `place` goes before keys in messages.
 
         Raises:
             ConfigError: a key is wrong, or the file is not of this data set.
         """
-        self._plan = settings.checked(place)
+        self._plan, self._goes_on = settings.checked(place), settings.on_mismatch == "random"
         self._ids, self._path = ids, Path(settings.epoch_file)
-        self._goes_on = settings.on_mismatch == "random"
         self._place, self._batch, self._seed = place, batch, seed or 0
         self._starts: list[float] = []
         """When epochs began, Unix time: samples belong to the last one before their end."""
         self.rows: list[int] | None = None
         """Order of the present epoch."""
-        self._has_trained = False
-        """Whether an epoch with this order has begun, so that the file must have lengths next."""
+        self._at = 0
+        """Rows of it that a loader has had."""
+        self._resumed = False
         # Before anything is sampled: what is in the file is of earlier runs.
-        self._earlier = self._known()
+        self._earlier = self._lengths()
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    @property
-    def epoch(self) -> int:
-        """Epochs that have begun."""
-        return len(self._starts)
+    def __iter__(self) -> Iterator[int]:
+        rows, resumed, self._resumed = self.rows, self._resumed, False
+        if rows is None or not resumed or self._at == len(rows):
+            rows = self.begin()
+        while self._at < len(rows):
+            self._at += 1
+            yield rows[self._at - 1]
 
     def begin(self) -> list[int]:
         """Begin an epoch; return the order of its rows.
@@ -112,61 +102,46 @@ class RowOrder:
         Raises:
             ConfigError: the file has no lengths of this data set, or is wrong.
         """
-        lengths = self._known() if self._has_trained else self._earlier
+        lengths = self._lengths() if self._starts else self._earlier
         plan = self._plan if lengths else EpochPlan(0.0)
-        names = [GroupId(str(row)) for row in range(len(self._ids))]
-        known = {
-            name: lengths[prompt]
-            for name, prompt in zip(names, map(GroupId, self._ids), strict=True)
-            if prompt in lengths
-        }
-        seed = (self._seed, self.epoch)
-        self.rows = [int(n) for n in plan.order(names, known, batch=self._batch, seed=seed)]
+        names = [GroupId(str(row)) for row in range(len(self))]
+        seed = (self._seed, len(self._starts))
+        self.rows = [int(n) for n in plan.order(names, lengths, batch=self._batch, seed=seed)]
+        self._at = 0
         self._starts.append(time.time())
-        self._has_trained = True
         return self.rows
 
     def row(self, position: int) -> int:
         """The row at a position of the present epoch; the first position begins one."""
-        if self.rows is None or position == 0:
-            self.begin()
-        assert self.rows is not None
-        return self.rows[position]
-
-    def skip_to(self, epoch: int) -> None:
-        """The next epoch has this number: those before it began without this order."""
-        if epoch > self.epoch:
-            self._starts += [time.time()] * (epoch - self.epoch)
-            self._has_trained = False
+        rows = self.begin() if self.rows is None or position == 0 else self.rows
+        return rows[position]
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"starts": list(self._starts), "rows": self.rows}
+        return {"starts": list(self._starts), "rows": self.rows, "at": self._at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on in the epoch of a checkpoint; one that has begun since stays begun.
+        """Go on in the epoch of a checkpoint.
 
         Raises:
             ConfigError: the checkpoint is of a data set of another size.
         """
         rows = state["rows"]
-        if rows is not None and len(rows) != len(self._ids):
+        if rows is not None and len(rows) != len(self):
             raise ConfigError(
                 f"the checkpoint has an order of {len(rows):,} prompts, and the data set has "
-                f"{len(self._ids):,}: resume with the data set of the checkpoint"
+                f"{len(self):,}: resume with the data set of the checkpoint"
             )
-        if len(state["starts"]) > len(self._starts):
-            self._starts = list(state["starts"])
-        self.rows = rows
-        self._has_trained |= bool(state["starts"])
+        self._starts, self.rows, self._at = list(state["starts"]), rows, state["at"]
+        self._resumed = True
 
-    def _known(self) -> dict[GroupId, float]:
-        """Mean lengths of prompts; none where the order is to be random."""
+    def _lengths(self) -> dict[GroupId, float]:
+        """Mean output tokens by row; none where the order is to be random."""
         if not self._plan.packed:
             return {}
         try:
             self._check_rows()
-            return self._lengths()
+            return self._known()
         except ConfigError as error:
             if not self._goes_on:
                 raise
@@ -181,69 +156,26 @@ class RowOrder:
                     f"rows {first[prompt]} and {row} of the data set are the same prompt, "
                     f"{prompt}: remove one of them, or make them differ"
                 )
-        rows, batch = len(self._ids), self._batch
-        if rows % batch:
+        if len(self) % self._batch:
             raise ConfigError(
-                f"{rows:,} prompts are no whole batches of {batch:,}: take "
-                f"{rows // batch * batch:,} of them, or another batch size"
+                f"{len(self):,} prompts are no whole batches of {self._batch:,}: take "
+                f"{len(self) // self._batch * self._batch:,} of them, or another batch size"
             )
 
-    def _lengths(self) -> dict[GroupId, float]:
-        if not (self._has_trained or self._path.exists()):
+    def _known(self) -> dict[GroupId, float]:
+        if not (self._starts or self._path.exists()):
             return {}
-        epochs: list[dict[GroupId, list[int]]] = [{} for _ in range(self.epoch + 1)]
+        epochs: list[dict[GroupId, list[int]]] = [{} for _ in range(len(self._starts) + 1)]
         for sample in read_samples(self._path):
             epoch = epochs[bisect_right(self._starts, sample.at_s)]
             epoch.setdefault(GroupId(sample.prompt), []).append(sample.tokens)
         found = recent_lengths(epochs)
-        known = {GroupId(each): found[GroupId(each)] for each in self._ids if each in found}
-        least = LEAST_KNOWN * len(self._ids) if self._has_trained else min(len(found), 1)
-        if len(known) < least:
+        ids = enumerate(map(GroupId, self._ids))
+        known = {GroupId(str(row)): found[prompt] for row, prompt in ids if prompt in found}
+        if len(known) < (LEAST_KNOWN * len(self) if self._starts else min(len(found), 1)):
             raise ConfigError(
-                f"{self._path}: has lengths of {len(known):,} of the {len(self._ids):,} prompts of "
-                f"the data set, and of {len(found) - len(known):,} others: give the file of this "
-                f"data set, or a new path; or {self._place}on_mismatch=random"
+                f"{self._path}: has lengths of {len(known):,} of the {len(self):,} prompts of the "
+                f"data set, and of {len(found) - len(known):,} others: give the file of this data "
+                f"set, or a new path; or {self._place}on_mismatch=random"
             )
         return known
-
-
-class EpochSampler:
-    """A sampler for torch's data loaders; torchdata's stateful one saves its state."""
-
-    def __init__(self, order: RowOrder) -> None:
-        self._order = order
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> "EpochRows":
-        return EpochRows(self._order)
-
-
-class EpochRows:
-    """The rows of one epoch, which begins with the first."""
-
-    def __init__(self, order: RowOrder) -> None:
-        self._order = order
-        self._rows: list[int] | None = None
-        self._at = 0
-
-    def __iter__(self) -> "EpochRows":
-        return self
-
-    def __next__(self) -> int:
-        if self._rows is None:
-            self._rows = self._order.begin()
-        if self._at == len(self._rows):
-            raise StopIteration
-        self._at += 1
-        return self._rows[self._at - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {**self._order.state_dict(), "rows": self._rows, "at": self._at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint was."""
-        self._order.load_state_dict(state)
-        self._rows, self._at = state["rows"], state["at"]

@@ -5,7 +5,6 @@ sampler in SkyRL 0.3. `data.heddle` has the keys of `EpochSettings`.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +17,7 @@ from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
 from heddle.epochs.file import prompt_id
-from heddle.epochs.rows import EpochSampler, EpochSettings, RowOrder
+from heddle.epochs.rows import EpochSettings, RowOrder
 
 _PLACE = "data.heddle."
 _ENTRY = "trainer.override_entrypoint="
@@ -43,13 +42,8 @@ class NamedPrompts:
 
     def __init__(self, prompts: Any) -> None:
         self._prompts = prompts
+        self.collate_fn = prompts.collate_fn
         self.ids = [prompt_id(prompts.dataframe[row]) for row in range(len(prompts))]
-
-    @property
-    def collate_fn(self) -> Callable[..., Any]:
-        """SkyRL's."""
-        found: Callable[..., Any] = self._prompts.collate_fn
-        return found
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,14 +59,13 @@ class EpochTrainer(RayPPOTrainer):  # type: ignore[misc]
     def _build_train_dataloader_and_compute_training_steps(self) -> None:
         super()._build_train_dataloader_and_compute_training_steps()
         trainer = self.cfg.trainer
-        order = RowOrder(
+        self.train_dataloader.batch_sampler.sampler = RowOrder(
             self.train_dataset.ids,
             self.cfg.data.heddle,
             batch=trainer.train_batch_size,
             seed=trainer.seed,
             place=_PLACE,
         )
-        self.train_dataloader.batch_sampler.sampler = EpochSampler(order)
 
 
 class EpochTraining(BasePPOExp):  # type: ignore[misc]

@@ -55,22 +55,21 @@ def _source(base: Any) -> Any:
                 place=_PLACE,
             )
             self.dataset.shuffle = self._shuffle
-            self._shuffle(self.epoch_id)
 
         def _shuffle(self, epoch: int) -> None:
             """In place of the data set's own: begin an epoch, or go on in a checkpoint's."""
-            order, state = self._order, self.metadata.get(_STATE)
-            if state is not None and len(state["starts"]) == epoch + 1:
+            order, state = self._order, self.metadata.get(_STATE, {})
+            if state.get("epoch") == epoch:
                 order.load_state_dict(state)
             else:
-                order.skip_to(epoch)
                 order.begin()
-                self.metadata[_STATE] = order.state_dict()
+                self.metadata[_STATE] = {"epoch": epoch, **order.state_dict()}
             self.dataset.samples = [self.dataset.origin_samples[row] for row in order.rows or ()]
-            self.dataset.epoch_id = epoch
 
         def get_samples(self, num_samples: int) -> Any:
             """As slime's; a session is a prompt's name and the sample's number."""
+            if self._order.rows is None:
+                self._shuffle(self.epoch_id)
             groups = super().get_samples(num_samples)
             for sample in (each for group in groups for each in group):
                 if "_" not in sample.session_id:

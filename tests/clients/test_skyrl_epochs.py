@@ -160,6 +160,16 @@ def test_skyrls_checkpoint_of_the_loader_goes_on_in_the_epoch(train: Any, tmp_pa
     rest = [n for batch in resumed for n in numbers(batch)]
     assert sorted(seen + rest) == list(range(PROMPTS))
     assert all(packed([numbers(batch) for batch in resumed]))
+    # After the last batch of an epoch, and after its end, the next one begins.
+    rows = iter(resumed)
+    for _ in range(PROMPTS // BATCH):
+        next(rows)
+    last = resumed.state_dict()
+    assert next(rows, None) is None
+    for state in (last, resumed.state_dict()):
+        later = train().train_dataloader
+        later.load_state_dict(state)
+        assert len(list(later)) == PROMPTS // BATCH
 
 
 def test_the_gateway_gets_the_names_of_the_data_set(train: Any, serve: Any, tmp_path: Path):
