@@ -16,7 +16,7 @@ from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils import validate_cfg
 from skyrl.train.utils.utils import initialize_ray
 
-from heddle.epochs.file import prompt_id
+from heddle.epochs.named import NamedPrompts
 from heddle.epochs.rows import EpochSettings, RowOrder
 
 _PLACE = "data.heddle."
@@ -35,22 +35,6 @@ class EpochConfig(SkyRLTrainConfig):  # type: ignore[misc]
     """SkyRL's, and the section of Heddle."""
 
     data: EpochData = field(default_factory=EpochData)
-
-
-class NamedPrompts:
-    """A data set of SkyRL's, which names a prompt by its row's content: sessions have that name."""
-
-    def __init__(self, prompts: Any) -> None:
-        self._prompts = prompts
-        self.collate_fn = prompts.collate_fn
-        self.ids = [prompt_id(prompts.dataframe[row]) for row in range(len(prompts))]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, row: int) -> tuple[Any, ...]:
-        *content, _ = self._prompts[row]
-        return (*content, self.ids[row])
 
 
 class EpochTrainer(RayPPOTrainer):  # type: ignore[misc]
