@@ -1,6 +1,7 @@
 """Epoch files, and the order of a data set by them; frameworks' own loaders are in other tests."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +373,16 @@ def test_the_gateway_writes_lengths_by_the_groups_of_its_clients(tmp_path: Path)
         assert isinstance(sample, SampleLength)
         found.setdefault(sample.prompt, []).append(sample.tokens)
     assert found == used
+
+
+def test_the_gateway_refuses_a_file_of_others_before_it_starts(
+    refused: Callable[..., str], tmp_path: Path
+):
+    pytest.importorskip("aiohttp", reason="the gateway needs aiohttp")
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n")
+    out = ("--out", tmp_path / "runs")
+    said = refused("serve", "--engine", "fake", "--set", f"serve.epoch_file={path}", *out)
+    assert f"{path}, line 1: has no schema" in said
+    assert path.read_text() == "step,loss\n"
+    assert not (tmp_path / "runs").exists()
