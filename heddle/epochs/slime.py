@@ -86,4 +86,5 @@ def write_lengths(args: Any, all_samples: Any, data_source: Any) -> None:
     for sample in (each for item in flat for each in (item if isinstance(item, list) else [item])):
         name = (sample.session_id or "").rpartition("_")[0]
         if name and sample.status.value in ("completed", "truncated"):
-            file.add(name, sample.effective_response_length)
+            mask = sample.loss_mask
+            file.add(name, sample.response_length if mask is None else sum(mask))

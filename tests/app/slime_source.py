@@ -34,10 +34,6 @@ class Sample:
         self.response_length = 0
         self.loss_mask: list[int] | None = None
 
-    @property
-    def effective_response_length(self) -> int:
-        return self.response_length if self.loss_mask is None else sum(self.loss_mask)
-
 
 class Dataset:
     """Prompts of a file of JSON lines (`--prompt-data`), shuffled anew for each epoch."""
