@@ -138,6 +138,8 @@ class ServeConfig:
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
     names: tuple[str, ...] = ()
     """Names that requests may give for the model. Empty: the engines' own."""
+    epoch_file: str = ""
+    """File that gets the output tokens of each trajectory by prompt, for samplers."""
     open_to_all: bool = False
     """Without an API key on an address that others reach: every client that can connect may use it
     and control its engines."""

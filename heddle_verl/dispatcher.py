@@ -7,10 +7,12 @@ announced end after `idle_s` without a request. All methods run in one event loo
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from heddle.epochs.file import EpochLog
 from heddle_core.commands import Cancel, Command, Dispatch
-from heddle_core.events import Event
+from heddle_core.events import Event, TrajectoryArrived
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.journal import Sink
 from heddle_core.plans import EngineSpec
@@ -68,6 +70,11 @@ class Dispatcher:
         core: Core = RecordedCore(prepared.setup.controller(), priorities.take)
         if sink is not None:
             core = RecordedCore(core, sink)
+        self._prompts: dict[TrajectoryId, str] = {}
+        """Prompts in the epoch file of trajectories that have not arrived; none without a file."""
+        self._writes_lengths = bool(settings.epoch_file)
+        if self._writes_lengths:
+            core = RecordedCore(core, EpochLog(Path(settings.epoch_file), self._prompt_of))
         self._launcher = FrameworkLauncher(
             context.cost.by_shape[context.shape],
             loop.time,
@@ -153,6 +160,8 @@ class Dispatcher:
         rollout = self._announced.get(identity.rollout, ROLLOUT) if not here else ROLLOUT
         here.append(session)
         self._requests[name] = request_id
+        if self._writes_lengths:
+            self._prompts[name] = identity.prompt
         self._driver.admit(session, rollout)
         assert session.call is not None
         return session.call
@@ -265,6 +274,9 @@ class Dispatcher:
             self._resume()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _prompt_of(self, arrived: TrajectoryArrived) -> str:
+        return self._prompts.pop(arrived.trajectory, "")
 
     def _next(self, kind: str) -> int:
         number = self._numbers[kind]

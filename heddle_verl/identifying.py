@@ -14,6 +14,8 @@ from heddle_verl.steps import SampleIdentity
 
 _ROUTER = "_load_balancer"
 """Attribute of verl's client with the handle of its router."""
+PROMPT = "heddle_prompt"
+"""Column of `heddle_verl.epochs.EpochDataset` with a prompt's name."""
 
 
 class _Trajectory:
@@ -64,9 +66,11 @@ class Identifying:
         trajectory: Mapping[str, Any],
         **kwargs: Any,
     ) -> Any:
+        prompt = "" if trajectory["validate"] else str(kwargs.get(PROMPT, ""))
         running = _Trajectory(
             SampleIdentity(
                 group=str(kwargs.get("uid", "")),
+                prompt=prompt,
                 task=str(kwargs.get("data_source", "")),
                 rollout=rollout_name(trajectory["step"], trajectory["validate"]),
             )

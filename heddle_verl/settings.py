@@ -50,6 +50,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a request after which a trajectory counts as ended."""
     out: str = ""
     """Folder for a run directory with the journal; "": none is written."""
+    epoch_file: str = ""
+    """File that gets the lengths of samples, for `heddle_verl.epochs`; "": none is written."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +123,11 @@ def read_settings(values: Mapping[str, Any]) -> RouterSettings:
             raise ConfigError(f"{PLACE}: {key} must be 1 or more, not {number}; or leave it out")
     if not 0.0 < settings.idle_s < 1e9:
         raise ConfigError(f"{PLACE}: idle_s must be more than 0 seconds, not {settings.idle_s}")
+    if settings.epoch_file and not (settings.proxy and settings.ends == "announced"):
+        raise ConfigError(
+            f"{PLACE}: epoch_file needs counted tokens and known ends: set proxy: true, ends: "
+            "announced, and Heddle's agent_loop_manager_class; or leave epoch_file out"
+        )
     if needs_oracle(settings.policy):
         raise ConfigError(
             f"{PLACE}: policy: {settings.policy} knows the future, which only a replay has; take "

@@ -24,6 +24,8 @@ class SampleIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str = ""
     """The prompt that it samples; verl's `uid`."""
+    prompt: str = ""
+    """The prompt's name in an epoch file; "": none."""
     task: str = ""
     """verl's `data_source`."""
     rollout: str = ""

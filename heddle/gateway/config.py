@@ -3,9 +3,11 @@
 import asyncio
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from pathlib import Path
 
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.epochs.file import EpochFile
 from heddle.policy_inputs import needs_oracle
 from heddle_gateway.fake_engines import Replies
 from heddle_gateway.front import FrontSettings
@@ -51,6 +53,8 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
         raise ConfigError(
             "serve.names has an empty name: give the names that requests have for the model"
         )
+    if config.serve.epoch_file:
+        EpochFile(Path(config.serve.epoch_file))
     front = gateway.front
     if front.open_to_all and (front.api_key or front.admin_key):
         raise ConfigError(

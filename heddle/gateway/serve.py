@@ -15,6 +15,7 @@ from heddle.config_files import ConfigError
 from heddle.cost.gpu_use import GpuUse
 from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
+from heddle.epochs.file import EpochLog
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address
@@ -229,9 +230,13 @@ class _Served:
         self._setup, self._config, self._sink = setup, config, sink
         self._model, self._on_note = model, on_note
         self.use = GpuUse()
+        path = setup.config.serve.epoch_file
+        self._lengths = EpochLog(Path(path)) if path else None
 
     def _record(self, event: Event, commands: Sequence[Command]) -> None:
         self.use.take(event)
+        if self._lengths is not None:
+            self._lengths(event, commands)
         self._sink(event, commands)
 
     async def run(self, signals: StopSignals, on_listening: Callable[[str], None]) -> Lateness:

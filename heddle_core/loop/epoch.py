@@ -8,10 +8,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
+from typing import Final
 
 import numpy as np
 
 from heddle_core.ids import GroupId
+
+KEPT: Final = 0.5
+"""Weight of an epoch's samples over those of the next epoch; assumed."""
+
+
+def recent_lengths(epochs: Sequence[Mapping[GroupId, Sequence[int]]]) -> dict[GroupId, float]:
+    """Mean output tokens of a sample by prompt, from samples by epoch, the newest last."""
+    sums: dict[GroupId, tuple[float, float]] = {}
+    for age, samples in enumerate(reversed(epochs)):
+        weight = KEPT**age
+        for name, tokens in samples.items():
+            total, weights = sums.get(name, (0.0, 0.0))
+            sums[name] = total + weight * sum(tokens), weights + weight * len(tokens)
+    return {name: total / weights for name, (total, weights) in sums.items() if weights}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,38 +10,6 @@ from tests.patience import PATIENCE_S
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("ray_cluster")]
 
 
-@pytest.fixture(scope="module")
-def verl_config(tmp_path_factory):
-    """verl's own configuration, with a small model for its tokenizer."""
-    from pathlib import Path
-
-    import verl
-    from hydra import compose, initialize_config_dir
-
-    from heddle_runtime.tiny_model import make_tiny_model
-
-    folder = tmp_path_factory.mktemp("model")
-    make_tiny_model(folder, seed=1)
-    loops = tmp_path_factory.mktemp("loops") / "loops.yaml"
-    loops.write_text("- name: scripted\n  _target_: tests.verl.loops.ScriptedLoop\n")
-    rollout = "actor_rollout_ref.rollout"
-    with initialize_config_dir(
-        str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None
-    ):
-        return compose(
-            "ppo_trainer",
-            overrides=[
-                f"actor_rollout_ref.model.path={folder}",
-                f"{rollout}.name=vllm",
-                f"{rollout}.prompt_length=64",
-                f"{rollout}.response_length=64",
-                f"{rollout}.agent.num_workers=2",
-                f"{rollout}.agent.agent_loop_config_path={loops}",
-                f"{rollout}.agent.default_agent_loop=scripted",
-            ],
-        )
-
-
 def batch(samples, *, step):
     """Samples of prompts, as a trainer hands them over; `samples` are (uid, prompt, lengths)."""
     import numpy as np
