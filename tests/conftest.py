@@ -22,18 +22,26 @@ SLOW = TESTS / "slow.txt"
 # Before xdist reads the groups.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest and runs in one process."""
-    slow = frozenset(SLOW.read_text(encoding="utf-8").split())
+    """Begin with what takes longest and runs in one process; a group keeps its order."""
+    listed = frozenset(SLOW.read_text(encoding="utf-8").split())
+    slow = set()
     for item in items:
         if is_real(item):
             item.add_marker("real_engines")
-        if item.nodeid.partition("[")[0] in slow:
+        if item.nodeid.partition("[")[0] in listed:
             item.add_marker("slow")
         if shares_with_module(item) and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(
-                pytest.mark.xdist_group(str(item.path.relative_to(TESTS).with_suffix("")))
-            )
-    items.sort(key=lambda item: (not is_real(item), item.get_closest_marker("slow") is None))
+            module = item.path.relative_to(TESTS).with_suffix("")
+            item.add_marker(pytest.mark.xdist_group(str(module)))
+        if item.get_closest_marker("slow") is not None:
+            slow.add(group_of(item))
+    items.sort(key=lambda item: (not is_real(item), group_of(item) not in slow))
+
+
+def group_of(item: pytest.Item) -> str:
+    """The name of its group, or its own where it has none."""
+    mark = item.get_closest_marker("xdist_group")
+    return item.nodeid if mark is None else str(mark.args[0])
 
 
 def shares_with_module(item: pytest.Item) -> bool:
