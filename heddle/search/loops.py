@@ -16,9 +16,10 @@ from heddle.cost.prices import Prices
 from heddle.executor import Report
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
+from heddle.loops.data import DataSet, packs
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
-from heddle.loops.splits import splits
+from heddle.loops.splits import RANDOM, splits
 from heddle.planning.deployment import LoopSplit
 from heddle.search.draws import check_groups, check_history, drawn
 from heddle.search.interval import prediction_interval
@@ -56,6 +57,8 @@ REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "hed
 """Tried where none is named: the simplest first."""
 SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
+PACKED: Final = "sorted"
+"""Order of the prompts of an epoch that is tried beside a random one."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 4
@@ -66,7 +69,12 @@ def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
     """The loop of a candidate."""
     run = with_policy(config.run, candidate.policy, candidate.cluster)
     return replace(
-        config, run=run, regimes=(candidate.regime,), train_gpus=candidate.train_gpus, seeds=1
+        config,
+        run=run,
+        regimes=(candidate.regime,),
+        train_gpus=candidate.train_gpus,
+        epoch_plan=candidate.epoch_plan,
+        seeds=1,
     )
 
 
@@ -102,6 +110,11 @@ def search_loops(
     found = _Loops(config, names, shared)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
+    if not config.epoch_plan and found.may_pack(first):
+        # Each loop is past its first epoch then, and trains an epoch: its batches are not alike.
+        config = replace(config, epoch_plan=RANDOM, begun=True, batches=found.epoch_batches(first))
+        found = _Loops(config, names, shared)
+        first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
     race = found.race(jobs=jobs, budget_s=budget_s, on_round=on_round)
@@ -188,6 +201,24 @@ class _Loops:
         self.workload = self.setup(made[0]).run.workload
         return made
 
+    def may_pack(self, made: Sequence[Variant]) -> bool:
+        """Whether earlier lengths of the prompts are known that batches can be made by."""
+        samples = max(self.setup(each).regime.started_samples for each in made)
+        data = DataSet.of(self.workload.scripts, samples=samples)
+        return packs(self._config, data, self.setup(made[0]).run.history.epochs)
+
+    def epoch_batches(self, made: Sequence[Variant]) -> int:
+        """Batches of a loop of which those of an epoch at least are measured."""
+        prompts = len(self.workload.scripts.trajectory("group").occurring())
+        warm = max(self.setup(each).regime.warm_up_batches for each in made)
+        return max(self._config.batches, warm + prompts // self._config.groups)
+
+    def packed(self, candidates: Iterable[Variant]) -> list[Variant]:
+        """The candidates with prompts of like length in a batch, where they are in random order."""
+        if not self._config.begun:
+            return []
+        return [replace(each, epoch_plan=PACKED) for each in candidates]
+
     def fits(self, candidate: Variant) -> bool:
         """Whether its trainer and engines hold the trace."""
         if candidate not in self._setups:
@@ -239,7 +270,7 @@ class _Loops:
         """Batches of the loops that are searched on: a few more than are not measured."""
         warm = [self.setup(c).regime for c in self._setups if self._setups[c] is not None]
         least = max(r.warm_up_batches + r.update.every * MEASURED for r in warm)
-        return min(self._config.batches, least)
+        return self._config.batches if self._config.begun else min(self._config.batches, least)
 
     def row(self, candidate: Variant) -> RegimeResult:
         """What it reaches on the trace itself."""
@@ -267,6 +298,7 @@ class _Loops:
                 bounded=setup.regime.staleness.counted_by != "nothing",
                 train_tp=setup.layout.tp,
                 train_pp=setup.layout.pp,
+                epoch_plan=candidate.epoch_plan if candidate.epoch_plan == PACKED else "",
                 batch=setup.regime.groups * setup.regime.samples,
                 mean_staleness=row.mean_staleness,
                 wasted_share=row.wasted_share,
@@ -274,9 +306,11 @@ class _Loops:
             ),
         )
 
-    def simplicity(self, candidate: Variant, race: Race) -> tuple[int, int, bool, int, float]:
-        """Order of ties: regimes in their order, few mechanisms of the policy, then the mean."""
+    def simplicity(self, candidate: Variant, race: Race) -> tuple[bool, int, int, bool, int, float]:
+        """Order of ties: random batches, regimes in their order, few mechanisms of the policy, then
+        the mean."""
         return (
+            candidate.epoch_plan == PACKED,
             self._config.regimes.index(candidate.regime),
             mechanisms(self.setup(candidate).run.policy),
             "+" in candidate.policy,
@@ -294,6 +328,7 @@ def _candidate(policy: str, regime: str, config: LoopConfig) -> Variant:
         baseline=is_other_system(policy),
         regime=regime,
         train_gpus=config.train_gpus,
+        epoch_plan=config.epoch_plan,
     )
 
 
@@ -323,6 +358,7 @@ def _rounds(
         kept = race.near(NEAR, SPLITS_KEPT)
         more = [drafted(each, (way,)) for each in kept for way in ways]
         race.run(filter(found.fits, more), [0], within=NEAR)
+    race.run(filter(found.fits, found.packed(race.near(NEAR, SPLITS_KEPT))), [0], within=NEAR)
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
