@@ -1,6 +1,7 @@
 """The data set of a loop: the prompts of a trace, in order, with the scripts of their samples."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,8 +11,12 @@ from heddle.loops.config import LoopConfig
 from heddle_core.ids import GroupId
 from heddle_core.loop.epoch import EPOCH, Totals, epoch_of
 from heddle_core.loop.groups import Prompt
+from heddle_core.loop.regime import Regime
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.table import Scripts
+
+LEAST_MEASURED = 2
+"""Steps that times are means of, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,41 @@ class DataSet:
             name, epoch = epoch_of(group)
             scripts = self.groups[name]
         return scripts[sample + epoch % self.cycle * (self.samples or 0)]
+
+
+def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
+    """Refuse prompts with too few samples, too few of them, and too few batches to measure."""
+    samples = regime.started_samples
+    small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
+    if small:
+        extra = regime.sampling.extra_samples
+        beside = f" and {extra} beside them" if extra else ""
+        raise ConfigError(
+            f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
+            f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
+            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
+            "trace with `heddle trace resample`"
+        )
+    warm_up, every = regime.warm_up_batches, regime.update.every
+    least = warm_up + every * -(-LEAST_MEASURED // every)
+    if config.batches < least:
+        raise ConfigError(
+            f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
+            f"ones are measured: take loop.batches = {least} or more"
+        )
+    repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
+    if repeated:
+        raise ConfigError(
+            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
+            "number: give it another name"
+        )
+    needed = regime.groups * config.batches
+    if len(data.groups) < needed and config.repeat is False:
+        raise ConfigError(
+            f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
+            f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
+            "loop.groups, or loop.repeat to begin the trace again"
+        )
 
 
 def packs(config: LoopConfig, data: DataSet, history: Sequence[Totals]) -> bool:

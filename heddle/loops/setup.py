@@ -1,6 +1,5 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +7,7 @@ from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, check_packing, check_recorded
+from heddle.loops.data import DataSet, check_data, check_packing, check_recorded
 from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
@@ -17,7 +16,7 @@ from heddle.workload import CapacityError, Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
-from heddle_core.loop.epoch import EPOCH, EpochOrder, Totals, lengths_by_age
+from heddle_core.loop.epoch import EpochOrder, Totals, lengths_by_age
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.presets import regime_named
@@ -29,9 +28,6 @@ from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, 
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
-
-LEAST_MEASURED = 2
-"""Steps that times are means of, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +188,7 @@ def prepare_loop(
     samples = regime.started_samples if config.epoch_plan else None
     data = DataSet.of(run.workload.scripts, samples=samples)
     check_recorded(config, run.workload.scripts)
-    _check_data(config, name, regime, data)
+    check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise ConfigError(
             f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
@@ -305,40 +301,6 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         slots=cluster.engine_count * cluster.max_running,
         on_ended=prompts.ended if isinstance(prompts, EpochOrder) else None,
     )
-
-
-def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
-    samples = regime.started_samples
-    small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
-    if small:
-        extra = regime.sampling.extra_samples
-        beside = f" and {extra} beside them" if extra else ""
-        raise ConfigError(
-            f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
-            f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
-            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
-            "trace with `heddle trace resample`"
-        )
-    warm_up, every = regime.warm_up_batches, regime.update.every
-    least = warm_up + every * -(-LEAST_MEASURED // every)
-    if config.batches < least:
-        raise ConfigError(
-            f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
-            f"ones are measured: take loop.batches = {least} or more"
-        )
-    repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
-    if repeated:
-        raise ConfigError(
-            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
-            "number: give it another name"
-        )
-    needed = regime.groups * config.batches
-    if len(data.groups) < needed and config.repeat is False:
-        raise ConfigError(
-            f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
-            f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
-            "loop.groups, or loop.repeat to begin the trace again"
-        )
 
 
 def _world(

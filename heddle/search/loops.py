@@ -11,7 +11,7 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
-from heddle.comparison.tuning import Choice, Variant, running_steps, speculations, with_policy
+from heddle.comparison.tuning import Choice, Variant, running_steps, speculations
 from heddle.cost.prices import Prices
 from heddle.executor import Report
 from heddle.loops.comparison import compare_regimes, run_loop
@@ -36,6 +36,7 @@ from heddle.search.race import (
     Race,
     drafted,
     kind_of,
+    on_loop,
     with_slots,
 )
 from heddle.search.result import (
@@ -63,19 +64,6 @@ MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 4
 """Regimes that are judged, beside the two best candidates and the first policy's."""
-
-
-def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
-    """The loop of a candidate."""
-    run = with_policy(config.run, candidate.policy, candidate.cluster)
-    return replace(
-        config,
-        run=run,
-        regimes=(candidate.regime,),
-        train_gpus=candidate.train_gpus,
-        epoch_plan=candidate.epoch_plan,
-        seeds=1,
-    )
 
 
 def search_loops(
@@ -110,10 +98,9 @@ def search_loops(
     found = _Loops(config, names, shared)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
-    if not config.epoch_plan and found.may_pack(first):
-        # Each loop is past its first epoch then, and trains an epoch: its batches are not alike.
-        config = replace(config, epoch_plan=RANDOM, begun=True, batches=found.epoch_batches(first))
-        found = _Loops(config, names, shared)
+    begun = found.past_first_epoch(first)
+    if begun is not None:
+        config, found = begun, _Loops(begun, names, shared)
         first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
@@ -162,7 +149,7 @@ class _Loops:
 
     def __init__(self, config: LoopConfig, names: Sequence[str], workspace: Workspace) -> None:
         self._config, self._names, self._workspace = config, names, workspace
-        self.train_gpus = config.trainer_gpus
+        self.train_gpus, self.begun = config.trainer_gpus, config.begun
         self._setups: dict[Variant, LoopSetup | None] = {}
         self._rows: dict[Variant, RegimeResult] = {}
         self.workload: Workload
@@ -201,23 +188,16 @@ class _Loops:
         self.workload = self.setup(made[0]).run.workload
         return made
 
-    def may_pack(self, made: Sequence[Variant]) -> bool:
-        """Whether earlier lengths of the prompts are known that batches can be made by."""
-        samples = max(self.setup(each).regime.started_samples for each in made)
+    def past_first_epoch(self, made: Sequence[Variant]) -> LoopConfig | None:
+        """The loop after an epoch, with another one measured; None: no length would be known."""
+        config, setups = self._config, [self.setup(each) for each in made]
+        samples = max(setup.regime.started_samples for setup in setups)
         data = DataSet.of(self.workload.scripts, samples=samples)
-        return packs(self._config, data, self.setup(made[0]).run.history.epochs)
-
-    def epoch_batches(self, made: Sequence[Variant]) -> int:
-        """Batches of a loop of which those of an epoch at least are measured."""
-        prompts = len(self.workload.scripts.trajectory("group").occurring())
-        warm = max(self.setup(each).regime.warm_up_batches for each in made)
-        return max(self._config.batches, warm + prompts // self._config.groups)
-
-    def packed(self, candidates: Iterable[Variant]) -> list[Variant]:
-        """The candidates with prompts of like length in a batch, where they are in random order."""
-        if not self._config.begun:
-            return []
-        return [replace(each, epoch_plan=PACKED) for each in candidates]
+        if config.epoch_plan or not packs(config, data, setups[0].run.history.epochs):
+            return None
+        warm = max(setup.regime.warm_up_batches for setup in setups)
+        batches = max(config.batches, warm + len(data.groups) // config.groups)
+        return replace(config, epoch_plan=RANDOM, begun=True, batches=batches)
 
     def fits(self, candidate: Variant) -> bool:
         """Whether its trainer and engines hold the trace."""
@@ -358,7 +338,9 @@ def _rounds(
         kept = race.near(NEAR, SPLITS_KEPT)
         more = [drafted(each, (way,)) for each in kept for way in ways]
         race.run(filter(found.fits, more), [0], within=NEAR)
-    race.run(filter(found.fits, found.packed(race.near(NEAR, SPLITS_KEPT))), [0], within=NEAR)
+    if found.begun:
+        more = [replace(each, epoch_plan=PACKED) for each in race.near(NEAR, SPLITS_KEPT)]
+        race.run(filter(found.fits, more), [0], within=NEAR)
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
