@@ -4,6 +4,9 @@ Each trace has 100 prompts; eight samples of each are trained, in batches of 25 
 epochs under `sync`, and eight others are the history. Every policy has its best TP degree of those
 given, found by rollout seconds of a step, for either order of prompts. Prints a line of JSON for
 each workload and seed, and the summary: `python -m benchmarks.bench_epochs`.
+
+With `--drift 2` outputs grow while the model learns: in the second epoch, of other samples, those
+of each prompt are 1 to 3 times as long as in the history, in the first by the root of that.
 """
 
 import argparse
@@ -16,12 +19,14 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle_trace import synth, write_trace
+from heddle_trace import read_trace, synth, write_trace
+from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.table import Records
 
 BASELINES = ("verl", "slime-2026", "continuum")
@@ -36,11 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--tps", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--model", default="qwen3-14b")
+    parser.add_argument("--drift", type=float, default=1.0)
     given = parser.parse_args(arguments)
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         for workload, seed in product(given.workloads, range(given.seeds)):
-            made = _cell(workload, 977 + seed, given.tps, given.model, Path(folder))
+            paths = _traces(workload, 977 + seed, given.drift, Path(folder))
+            made = _cell(paths, given.tps, given.model)
             cells.append({"workload": workload, "seed": 977 + seed, **made})
             print(json.dumps(cells[-1]), flush=True)
     gains = ("over_practice", "over_packed_baseline")
@@ -57,14 +64,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def _cell(
-    workload: str, seed: int, tps: Sequence[int], model: str, folder: Path
-) -> Mapping[str, Any]:
-    records = Records.of(synth(workload, 1600, seed, 16))
+def _traces(workload: str, seed: int, drift: float, folder: Path) -> Sequence[Path]:
+    """Of one epoch, or two if lengths drift; and of the history."""
+    epochs = 1 if drift == 1.0 else 2
+    records = Records.of(synth(workload, 800 * (epochs + 1), seed, 8 * (epochs + 1)))
     members = list(records.trajectory("group_id").occurring().values())
     paths = [folder / f"{name}.jsonl.gz" for name in ("now", "earlier")]
-    for path, half in zip(paths, (slice(8), slice(8, 16)), strict=True):
-        write_trace(path, records.take(np.concatenate([own[half] for own in members])))
+    for path, part in zip(paths, (slice(8 * epochs), slice(8 * epochs, None)), strict=True):
+        write_trace(path, records.take(np.concatenate([own[part] for own in members])))
+    if epochs == 2:
+        grows = np.random.default_rng(seed).uniform(1.0, 2.0 * drift - 1.0, len(members))
+        rows = read_trace(paths[0]).records
+        write_trace(
+            paths[0],
+            [
+                _longer(row, float(grows[place // 16]) ** (0.5 if place % 16 < 8 else 1.0))
+                for place, row in enumerate(rows)
+            ],
+        )
+    return paths
+
+
+def _longer(record: TrajectoryRecord, factor: float) -> TrajectoryRecord:
+    steps = (
+        replace(step, output_tokens=max(1, round(factor * (step.output_tokens or 0))))
+        for step in record.steps
+    )
+    return replace(record, steps=tuple(steps))
+
+
+def _cell(paths: Sequence[Path], tps: Sequence[int], model: str) -> Mapping[str, Any]:
     rollout_s = {
         f"{policy}, {rule}": min(_rollout_s(paths, policy, rule, tp, model) for tp in tps)
         for policy, rule in product((*BASELINES, MINE), RULES)
@@ -89,7 +118,7 @@ def _rollout_s(paths: Sequence[Path], policy: str, rule: str, tp: int, model: st
     loop = LoopConfig(
         run=run,
         regimes=("sync",),
-        train_gpus=8,
+        train_gpus=32,
         groups=25,
         samples=8,
         batches=9,

@@ -169,11 +169,12 @@ def loop(
     """
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
+    from heddle.loops.splits import beside_random
 
     config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
     names = [regimes] if isinstance(regimes, str) else list(regimes)
-    return compare_regimes([loop_of(config, names, seeds=seeds)], jobs=jobs)
+    return compare_regimes(beside_random([loop_of(config, names, seeds=seeds)]), jobs=jobs)
 
 
 _COMPARED = ("roles", "jobs", "executor", "workspace", "objective")

@@ -13,6 +13,7 @@ from typing import Any
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
 from heddle_core.estimate.history import History
+from heddle_core.loop.epoch import Totals
 from heddle_core.parts.predictor import Served
 from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, PolicyContext, Predictor
@@ -23,11 +24,11 @@ from heddle_predict.models import model_from
 from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
-from heddle_trace.history import history_of
+from heddle_trace.history import history_of, totals_by_epoch
 from heddle_trace.oracle import NoisyOracle, Oracle, PaperQuality
 from heddle_trace.prior_files import known_priors, read_prior
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.table import Records
+from heddle_trace.table import Records, Scripts
 
 NONE, PRIOR = "none", "prior"
 
@@ -55,6 +56,8 @@ class HistorySource:
     sha256: str | None
     """Of the trace's uncompressed bytes, or of the prior's file."""
     history: History | None
+    epochs: Sequence[Totals] = ()
+    """Output tokens by prompt of the epochs that it has, the newest last."""
 
     def plain(self) -> dict[str, Any] | None:
         """As JSON; None when there is none."""
@@ -82,13 +85,18 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
             return HistorySource(name=NONE, sha256=None, history=None)
         history, sha256 = read_prior(workload)
         return HistorySource(name=f"{PRIOR}:{workload}", sha256=sha256, history=history)
-    earlier, history = _from_trace(name, missing)
+    earlier, scripts = _from_trace(name, missing)
     if earlier == trace.sha256:
         raise ConfigError(
             f"history {name} is the replayed trace itself (sha256 {earlier[:16]}): a policy would "
             "know the future. Give a trace of earlier rollouts, or none"
         )
-    return HistorySource(name=name, sha256=earlier, history=history)
+    return HistorySource(
+        name=name,
+        sha256=earlier,
+        history=history_of(scripts),
+        epochs=totals_by_epoch(scripts),
+    )
 
 
 def extras(
@@ -202,11 +210,11 @@ def _layers(part: object) -> Iterator[object]:
         part = getattr(part, "inner", None)
 
 
-def _from_trace(path: str, missing: MissingConfig) -> tuple[str, History]:
-    """The hash and the history of a trace of earlier rollouts."""
+def _from_trace(path: str, missing: MissingConfig) -> tuple[str, Scripts]:
+    """The hash and the trajectories of a trace of earlier rollouts."""
     trace = read_trace(Path(path))
     scripts, _ = complete(trace, rules=missing_rules(missing), seed=0)
-    return trace.sha256, history_of(scripts)
+    return trace.sha256, scripts
 
 
 def _one_workload(trace: Trace) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from heddle_core.estimate.group_cost import FloatArray, IntArray
 from heddle_core.estimate.history import History, Levels
 from heddle_core.ids import GroupId
+from heddle_core.loop.epoch import Totals
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.table import Scripts
 
@@ -41,6 +42,28 @@ def history_of(scripts: Sequence[TrajectoryScript]) -> History:
         longest_output_tokens=float(outputs.max()),
         trajectories=len(columns),
     )
+
+
+def totals_by_epoch(scripts: Sequence[TrajectoryScript]) -> list[Totals]:
+    """Output tokens by prompt in each epoch, the newest last.
+
+    An epoch begins with the first step of training in which a prompt comes again. Trajectories
+    without a step are of the oldest.
+    """
+    columns = Scripts.of(scripts)
+    outputs = columns.total("output_tokens").tolist()
+    names = [GroupId(name) for name in columns.trajectory("group").plain()]
+    steps = [-1 if step is None else step for step in columns.trajectory("rl_step").plain()]
+    epochs: list[dict[GroupId, list[int]]] = [{}]
+    of_step: dict[GroupId, int] = {}
+    """Step in which each prompt of the newest epoch came."""
+    for place in sorted(range(len(steps)), key=steps.__getitem__):
+        name = names[place]
+        if of_step.setdefault(name, steps[place]) != steps[place]:
+            of_step = {name: steps[place]}
+            epochs.append({})
+        epochs[-1].setdefault(name, []).append(outputs[place])
+    return list(epochs)
 
 
 def _rates_beyond(

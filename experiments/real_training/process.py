@@ -47,14 +47,14 @@ class GrpoTrainer:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(settings.threads)
-        self._torch, self._settings, self._folder = torch, settings, folder
+        self.torch, self._settings, self._folder = torch, settings, folder
         last = newest(folder)
         self.batches = 0 if last is None else last + 1
         source = Path(settings.model_dir) if last is None else checkpoint(folder, last)
-        self._model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        self._model.train()
+        self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        self.model.train()
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=settings.learning_rate, weight_decay=0.0
+            self.model.parameters(), lr=settings.learning_rate, weight_decay=0.0
         )
         if last is not None:
             state = torch.load(source / _OPTIMIZER, weights_only=True)
@@ -65,7 +65,7 @@ class GrpoTrainer:
     @property
     def parameters(self) -> int:
         """Size of the model."""
-        return sum(parameter.numel() for parameter in self._model.parameters())
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def accumulate(self, order: TrainPart) -> PartDone:
         """Add the gradients of a part, not yet divided by the tokens of the batch.
@@ -142,8 +142,8 @@ class GrpoTrainer:
                 loss += float(sums.loss.detach()) / generated
                 clipped += float(sums.clipped)
                 step_gap += float(sums.gap) / generated
-            norm = self._torch.nn.utils.clip_grad_norm_(
-                self._model.parameters(), settings.max_grad_norm
+            norm = self.torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), settings.max_grad_norm
             )
             self._optimizer.step()
             losses.append(loss)
@@ -165,11 +165,11 @@ class GrpoTrainer:
         """Add what is left of a batch to its parts, and make its one optimizer step."""
         self._add(order.samples)
         sums = self._sums
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= sums.generated
-        norm = self._torch.nn.utils.clip_grad_norm_(
-            self._model.parameters(), self._settings.max_grad_norm
+        norm = self.torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self._settings.max_grad_norm
         )
         self._optimizer.step()
         return TrainMetrics(
@@ -185,7 +185,7 @@ class GrpoTrainer:
 
     def _loss(self, samples: Sequence[TrainSample], advantages: Sequence[float]) -> Any:
         """Forward pass and loss of a micro-batch."""
-        torch = self._torch
+        torch = self.torch
         contexts = [unpack_ids(sample.tokens) for sample in samples]
         longest = max(map(len, contexts))
         tokens = torch.zeros(len(samples), longest, dtype=torch.long)
@@ -201,7 +201,7 @@ class GrpoTrainer:
                 old[row, begin:end] = torch.tensor(logprobs[: end - begin])
                 del logprobs[: end - begin]
         # The logits at a position are of the token after it.
-        logits = self._model(input_ids=tokens, attention_mask=attention).logits[:, :-1]
+        logits = self.model(input_ids=tokens, attention_mask=attention).logits[:, :-1]
         each = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None]).squeeze(-1)
         return policy_loss(
             each, old[:, 1:], torch.tensor(advantages), mask[:, 1:], self._settings.clip
@@ -212,8 +212,8 @@ class GrpoTrainer:
         path = partial(self._folder, batch)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        self._model.save_pretrained(path)
-        self._torch.save(self._optimizer.state_dict(), path / _OPTIMIZER)
+        self.model.save_pretrained(path)
+        self.torch.save(self._optimizer.state_dict(), path / _OPTIMIZER)
         metrics = msgspec.structs.replace(metrics, seconds=time.monotonic() - began_s)
         (path / _METRICS).write_text(json.dumps(msgspec.to_builtins(metrics)) + "\n")
         path.rename(checkpoint(self._folder, batch))

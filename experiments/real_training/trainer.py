@@ -119,12 +119,12 @@ class ProcessTrainer:
     def accumulate(
         self, command: AccumulateGradients, agents: Sequence[Agent], then: OnTrained
     ) -> None:
-        samples = [_sample(agent) for agent in agents]
+        samples = [sample_of(agent) for agent in agents]
         self._pending = TrainPart(command.batch, len(self._parts), samples), then
         self._send_pending()
 
     def train(self, command: Train, agents: Sequence[Agent], then: OnTrained) -> None:
-        samples = [_sample(agent) for agent in agents]
+        samples = [sample_of(agent) for agent in agents]
         self._pending = TrainBatch(command.batch, samples, len(self._parts)), then
         self._send_pending()
 
@@ -246,7 +246,7 @@ class ProcessTrainer:
             self._on_error(error)
 
 
-def _sample(agent: Agent) -> TrainSample:
+def sample_of(agent: Agent) -> TrainSample:
     trained: TrainedAgent = agent  # type: ignore[assignment]
     return TrainSample(
         group=trained.group,

@@ -62,7 +62,7 @@ def loop(
     from heddle.cli.tables import answer
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
-    from heddle.loops.splits import splits
+    from heddle.loops.splits import beside_random, splits
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
@@ -73,9 +73,10 @@ def loop(
     made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
     numbers = swept.get("loop.train_gpus", [made.train_gpus])
     degrees = swept.get("cluster.tp", [config.cluster.tp])
+    tried = splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation)
     with progress("reading", "batches") as bar:
         result = compare_regimes(
-            splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation),
+            beside_random(tried),
             fitting_only=BEST in (numbers, degrees) or speculation is not None,
             objective=config.plan.objective or "makespan",
             jobs=jobs,

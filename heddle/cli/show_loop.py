@@ -12,6 +12,7 @@ from heddle.cli.tables import (
 )
 from heddle.comparison.tuning import without_acceptance
 from heddle.loops.result import LoopComparison, RegimeResult, plans
+from heddle.loops.setup import LoopSetup
 
 SHOWN = 8
 """Rows of a plan at most, and those that were simulated."""
@@ -23,11 +24,11 @@ def show_loop(result: LoopComparison) -> None:
     if len(result.tried) > len(result.regimes):
         _tried(result)
     _regimes(result)
-    show_ranking(result.objective, [row.setup.name for row in result.ranking])
+    show_ranking(result.objective, [row.setup.label for row in result.ranking])
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
-        [Bar(row.setup.name, row.step_s, row.bound_step_s) for row in result.regimes],
+        [Bar(row.setup.label, row.step_s, row.bound_step_s) for row in result.regimes],
     )
 
 
@@ -53,11 +54,24 @@ def _head(result: LoopComparison) -> None:
         "times only those once the regime's trajectories are under way (measured)"
         + ("; the trace begins again after its last prompt" if again else "")
     )
+    if config.epoch_plan:
+        _epochs(first)
     click.echo(
         f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
         "published ones (docs/training-time.md)"
     )
     click.echo(f"prices   {first.prices.text(first.gpus_by_class)}\n")
+
+
+def _epochs(setup: LoopSetup) -> None:
+    """What is known of the prompts before the first epoch, and after it."""
+    known, prompts = len(setup.lengths), len(setup.data.groups)
+    first = "" if known else ", so the first epoch is in random order"
+    later = "" if setup.data.cycle == 1 else "; later epochs also by those before in the loop"
+    click.echo(
+        f"epochs   history {setup.run.history.name} has {known:,} of {prompts:,} prompts"
+        f"{first}{later}"
+    )
 
 
 def _regimes(result: LoopComparison) -> None:
@@ -71,7 +85,8 @@ def _regimes(result: LoopComparison) -> None:
                 **_setting(result, row, **gpus),
                 "measured": str(len(row.runs[0].step_s)),
                 "step_s": estimate_cell(row.step_s),
-                f"vs {reference.setup.name}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
+                f"vs {reference.setup.label}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
+                **_packing(result, row),
                 "samples_per_s": f"{row.samples_per_s:.2f}",
                 **costs(row.cost_per_1k_samples, "/1k"),
                 "rollout busy": f"{row.rollout_busy:.2f}",
@@ -88,13 +103,25 @@ def _regimes(result: LoopComparison) -> None:
     show_rows(rows)
 
 
+def _packing(result: LoopComparison, row: RegimeResult) -> dict[str, str]:
+    """What packing gains, and what it does to batches; nothing where prompts are as they come."""
+    if not row.setup.config.epoch_plan:
+        return {}
+    gain, spread = result.packing_gain(row), row.reward_spread
+    return {
+        "vs random": "-" if gain is None else f"{gain:.2f} x",
+        "longest/mean": f"{row.longest_over_mean:.2f}",
+        **({} if spread is None else {"reward ±": f"{spread:.3f}"}),
+    }
+
+
 def _splits(result: LoopComparison) -> None:
     """Seconds of a step by what the trainer did or waited for."""
     click.echo(
         "\nseconds of a step: the trainer waits for trajectories, or only for rewards of its batch;"
     )
     click.echo("it trains; it waits for a weight update, or for GPUs that change between the two\n")
-    rows = [(row.setup.name, row.split_s) for row in result.regimes]
+    rows = [(row.setup.label, row.split_s) for row in result.regimes]
     show_rows(
         [{"regime": name, **{k: f"{s:,.1f}" for k, s in parts.items()}} for name, parts in rows]
     )
@@ -105,7 +132,7 @@ def _tried(result: LoopComparison) -> None:
     what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
     click.echo(f"tried    mean {what} by GPUs of the trainer; * the best\n")
     best = {id(row) for row in result.regimes}
-    names = [row.setup.name for row in result.regimes]
+    names = [row.setup.label for row in result.regimes]
     cells = (
         (
             _setting(result, row),
@@ -113,7 +140,7 @@ def _tried(result: LoopComparison) -> None:
             id(row) in best,
             row.value(result.objective),
         )
-        for row in sorted(result.tried, key=lambda row: names.index(row.setup.name))
+        for row in sorted(result.tried, key=lambda row: names.index(row.setup.label))
     )
     show_tried(result.objective, cells, [f"{n} train" for n in result.splits])
     click.echo("")
@@ -123,7 +150,7 @@ def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str
     """Regime, `more`, TP degree of its engines (a dash where a policy plans them), and steps."""
     cluster = row.setup.config.run.cluster
     return {
-        "regime": row.setup.name,
+        "regime": row.setup.label,
         **more,
         "TP": "-" if plans(row.setup) else str(cluster.tp),
         **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),

@@ -129,6 +129,8 @@ def _tried_row(tried: Tried) -> dict[str, str]:
     cluster, mean_s = tried.candidate.cluster, tried.mean_s
     drafts, regime = cluster.speculation, tried.candidate.regime
     loop = {"regime": regime, "train GPUs": str(tried.candidate.train_gpus)} if regime else {}
+    if tried.candidate.epoch_plan:
+        loop["epochs"] = tried.candidate.epoch_plan
     return {
         "tried": tried.candidate.policy,
         **loop,
@@ -156,6 +158,7 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
         "policy": candidate.policy,
         "engines": each.engines_text,
         **(rest if loop is None else {"train GPUs": str(loop.train_gpus)}),
+        **({"epochs": candidate.epoch_plan} if candidate.epoch_plan else {}),
         what: f"{spread.mean:,.1f}",
         of: f"{spread.low:,.0f} to {spread.high:,.0f}",
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),

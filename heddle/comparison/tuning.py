@@ -67,6 +67,7 @@ class Variant:
     regime: str = ""
     """Of an RL loop, as the next."""
     train_gpus: int = 0
+    epoch_plan: str = ""
 
     @property
     def contest(self) -> tuple[str, bool]:

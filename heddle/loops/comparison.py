@@ -129,7 +129,7 @@ def _prepared(
 def _split(setup: LoopSetup) -> tuple[str, int, int, str]:
     """What a policy that plans its engines runs once for."""
     cluster = setup.config.run.cluster
-    return setup.name, setup.train_gpus, cluster.max_running, cluster.speculation
+    return setup.label, setup.train_gpus, cluster.max_running, cluster.speculation
 
 
 def _run_job(
@@ -204,7 +204,7 @@ def run_loop_into(
     beside = {
         field.name: getattr(setup.config, field.name)
         for field in fields(setup.config)
-        if field.name not in ("run", "regimes")
+        if field.name not in ("run", "regimes", "begun")
     }
     facts = replace(setup.run.facts("heddle_sim"), loop={"regime": setup.name, "config": beside})
     config = setup.prices.kept(setup.requested.run, setup.gpus_by_class)

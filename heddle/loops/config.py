@@ -23,6 +23,8 @@ class LoopConfig(LoopSettings):
     train_gpus: Annotated[int, Bounds(1)] = 8
     """GPUs of the trainer; those of the engines if they share them."""
     seeds: int = 1
+    begun: bool = False
+    """Whether an epoch of the trace's first samples is over, where prompts have an `epoch_plan`."""
 
     def __post_init__(self) -> None:
         require(bool(self.regimes), "--regimes names no regime")

@@ -1,32 +1,40 @@
 """The data set of a loop: the prompts of a trace, in order, with the scripts of their samples."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from statistics import fmean
 
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
-from heddle_core.estimate.history import History
 from heddle_core.ids import GroupId
+from heddle_core.loop.epoch import EPOCH, Totals, epoch_of
 from heddle_core.loop.groups import Prompt
+from heddle_core.loop.regime import Regime
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.table import Scripts
 
-EPOCH = "#"
-"""Between a prompt's name and its epoch, where the trace is begun again."""
+LEAST_MEASURED = 2
+"""Steps that times are means of, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """The prompts of a trace, with the scripts of their samples."""
 
-    groups: dict[str, Sequence[TrajectoryScript]]
+    groups: Mapping[str, Sequence[TrajectoryScript]]
+    samples: int | None = None
+    """Of a prompt and epoch, each epoch others; None: all in every epoch."""
+    cycle: int = 1
+    """Epochs until samples are the same again."""
 
     @staticmethod
-    def of(scripts: Sequence[TrajectoryScript]) -> "DataSet":
-        """In order of the steps of training where the trace has them; prompts without come last."""
+    def of(scripts: Sequence[TrajectoryScript], *, samples: int | None = None) -> "DataSet":
+        """In order of the steps of training where the trace has them; prompts without come last.
+
+        With `samples`, so many of each prompt make an epoch.
+        """
         found: dict[str, list[TrajectoryScript]] = {}
         for script in scripts:
             found.setdefault(script.group, []).append(script)
@@ -35,28 +43,31 @@ class DataSet:
             known = [script.rl_step for script in found[name] if script.rl_step is not None]
             return min(known, default=math.inf)
 
-        return DataSet(groups={name: found[name] for name in sorted(found, key=step)})
+        groups = {name: found[name] for name in sorted(found, key=step)}
+        if samples is None:
+            return DataSet(groups=groups)
+        for own in groups.values():
+            own.sort(key=lambda script: math.inf if script.rl_step is None else script.rl_step)
+        cycle = max(1, min(map(len, groups.values())) // samples)
+        return DataSet(groups=groups, samples=samples, cycle=cycle)
 
-    def prompts(
-        self, *, repeat: bool, order: Callable[[int], Iterable[str]] | None = None
-    ) -> Iterator[Prompt]:
-        """In the order of the trace, or that of each epoch; with `repeat`, without end and under
-        names of their own."""
+    def prompts(self, *, repeat: bool) -> Iterator[Prompt]:
+        """In the order of the trace; with `repeat`, without end and under names of their own."""
         for epoch in count() if repeat else range(1):
             suffix = f"{EPOCH}{epoch}" if epoch else ""
-            for name in self.groups if order is None else order(epoch):
-                yield Prompt(group=GroupId(name + suffix), samples=len(self.groups[name]))
+            for name, scripts in self.groups.items():
+                yield Prompt(group=GroupId(name + suffix), samples=self.samples or len(scripts))
 
-    def lengths(self, history: History | None) -> dict[GroupId, float]:
-        """Mean output tokens of a sample, of prompts that the history has."""
-        totals = {} if history is None else history.group_totals
-        found = {}
-        for name in map(GroupId, self.groups):
-            # Prompts of a drawn rollout have a number after their name.
-            tokens = totals.get(name) or totals.get(GroupId(name.rpartition("~")[0]))
-            if tokens:
-                found[name] = fmean(tokens)
-        return found
+    def known(self, epochs: Sequence[Totals]) -> list[Totals]:
+        """Output tokens of its prompts' samples in epochs of a history."""
+        # Prompts of a drawn rollout have a number after their name.
+        names = {
+            GroupId(name): (GroupId(name), GroupId(name.rpartition("~")[0])) for name in self.groups
+        }
+        return [
+            {name: epoch[own] for name, owns in names.items() for own in owns if own in epoch}
+            for epoch in epochs
+        ]
 
     def output_tokens(self, group: GroupId, sample: int) -> int:
         """Output tokens of a sample, all steps together."""
@@ -64,24 +75,65 @@ class DataSet:
 
     def script(self, group: GroupId, sample: int) -> TrajectoryScript:
         """The script of a sample."""
-        scripts = self.groups.get(group)
+        scripts, epoch = self.groups.get(group), 0
         if scripts is None:
-            scripts = self.groups[group.rpartition(EPOCH)[0]]
-        return scripts[sample]
+            name, epoch = epoch_of(group)
+            scripts = self.groups[name]
+        return scripts[sample + epoch % self.cycle * (self.samples or 0)]
 
 
-def check_packing(
-    config: LoopConfig, data: DataSet, lengths: Mapping[GroupId, float], history: str
-) -> None:
+def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
+    """Refuse prompts with too few samples, too few of them, and too few batches to measure."""
+    samples = regime.started_samples
+    small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
+    if small:
+        extra = regime.sampling.extra_samples
+        beside = f" and {extra} beside them" if extra else ""
+        raise ConfigError(
+            f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
+            f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
+            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
+            "trace with `heddle trace resample`"
+        )
+    warm_up, every = regime.warm_up_batches, regime.update.every
+    least = warm_up + every * -(-LEAST_MEASURED // every)
+    if config.batches < least:
+        raise ConfigError(
+            f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
+            f"ones are measured: take loop.batches = {least} or more"
+        )
+    repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
+    if repeated:
+        raise ConfigError(
+            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
+            "number: give it another name"
+        )
+    needed = regime.groups * config.batches
+    if len(data.groups) < needed and config.repeat is False:
+        raise ConfigError(
+            f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
+            f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
+            "loop.groups, or loop.repeat to begin the trace again"
+        )
+
+
+def packs(config: LoopConfig, data: DataSet, history: Sequence[Totals]) -> bool:
+    """Whether prompts could be packed into the batches of a loop that has `begun`."""
+    known = data.cycle > 1 or any(data.known(history))
+    return known and len(data.groups) % config.groups == 0 and len(data.groups) > config.groups
+
+
+def check_packing(config: LoopConfig, data: DataSet, known: int, history: str) -> None:
     """Refuse batches by length where none is known, or that are no whole ones."""
     plan, prompts = config.packing(), len(data.groups)
     if plan is None or not plan.packed:
         return
     packs = f"loop.epoch_plan = {config.epoch_plan} packs"
-    if not lengths:
+    if not known and data.cycle == 1:
         raise ConfigError(
             f"{packs} by earlier lengths of the prompts, and history {history} has none of the "
-            f"{prompts:,}: give earlier rollouts of these prompts by --history, or take random"
+            f"{prompts:,}: give earlier rollouts of these prompts by --history, a trace with "
+            "samples for two epochs, or take random"
         )
     if prompts % config.groups:
         raise ConfigError(

@@ -106,6 +106,17 @@ class LoopFigures:
         return pstdev(means) / fmean(means)
 
     @property
+    def longest_over_mean(self) -> float:
+        """Output tokens of a batch's longest trajectory over its mean; mean of the batches."""
+        return fmean(batch.longest_over_mean for batch in self.batches)
+
+    @property
+    def reward_spread(self) -> float | None:
+        """Standard deviation of a batch's mean reward; None without rewards."""
+        known = [batch.mean_reward for batch in self.batches if batch.mean_reward is not None]
+        return pstdev(known) if known else None
+
+    @property
     def mean_split(self) -> dict[str, float]:
         """Seconds of a measured step by what the trainer did or waited for; their sum is a step."""
         measured = self.batches[self.first_measured :]

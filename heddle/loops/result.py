@@ -11,6 +11,7 @@ from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
 from heddle.loops.measure import LoopFigures
 from heddle.loops.setup import LoopSetup
+from heddle.loops.splits import RANDOM
 from heddle.tabled import Tabled
 from heddle_core.parts.planner import FixedPlan
 
@@ -68,6 +69,8 @@ class RegimeResult:
     """Mean output of a trained trajectory over that of a started one; below 1: too short."""
     length_distance = _OfRuns(lambda run: run.length_distance, fmean)
     batch_spread = _OfRuns(lambda run: run.batch_spread, fmean)
+    longest_over_mean = _OfRuns(lambda run: run.longest_over_mean, fmean)
+    reward_spread = _OfRuns(lambda run: run.reward_spread, _mean_of_known)
     mean_rewards = _OfRuns(lambda run: run.services.mean_rewards, fmean)
     mean_starts = _OfRuns(lambda run: run.services.mean_starts, fmean)
     reward_busy = _OfRuns(lambda run: run.services.reward_busy, _mean_of_known)
@@ -134,6 +137,7 @@ class RegimeResult:
 
         return {
             "regime": setup.name,
+            **({"epoch_plan": config.epoch_plan} if config.epoch_plan else {}),
             "train_gpus": setup.train_gpus,
             "tp": cluster.tp,
             "max_running": cluster.max_running,
@@ -172,6 +176,8 @@ class RegimeResult:
             "length_bias": self.length_bias,
             "length_distance": self.length_distance,
             "batch_spread": self.batch_spread,
+            "longest_over_mean": self.longest_over_mean,
+            "reward_spread": self.reward_spread,
             "known_prompts": len(setup.lengths) / len(setup.data.groups),
             "bound_fraction": self.bound_fraction,
         }
@@ -188,7 +194,7 @@ class LoopComparison(Tabled):
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
         """Each regime at its best setting by the objective; the first of equals."""
-        return best_rows(self.tried, self.objective, lambda row: row.setup.name)
+        return best_rows(self.tried, self.objective, lambda row: row.setup.label)
 
     @property
     def ranking(self) -> tuple[RegimeResult, ...]:
@@ -206,13 +212,24 @@ class LoopComparison(Tabled):
         best, *others = self.ranking
         setup, cluster = best.setup, best.setup.config.run.cluster
         text = (
-            f"Train with {setup.name}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
+            f"Train with {setup.label}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
             f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
         )
         if others:
             more = others[0].step_s.mean / best.step_s.mean - 1.0
-            text += f", {more * 100.0:.0f} % faster than the next best, {others[0].setup.name}"
+            text += f", {more * 100.0:.0f} % faster than the next best, {others[0].setup.label}"
+        gain = self.packing_gain(best)
+        if gain is not None:
+            text += f"; in random order its prompts take {gain:.2f} times as long"
         return f"{text}."
+
+    def packing_gain(self, row: RegimeResult) -> float | None:
+        """Time of the same regime with prompts in random order over that of a row."""
+        mine = row.setup
+        for other in self.regimes if mine.config.epoch_plan not in ("", RANDOM) else ():
+            if (other.setup.name, other.setup.config.epoch_plan) == (mine.name, RANDOM):
+                return other.step_s.mean / row.step_s.mean
+        return None
 
     def rows(self) -> list[dict[str, Any]]:
         """The best of each regime as JSON, the best first."""
@@ -259,10 +276,14 @@ class LoopComparison(Tabled):
             "steps": config.batches,
             "prices": first.prices.plain(first.gpus_by_class),
             "objective": self.objective,
-            "ranking": [row.setup.name for row in self.ranking],
-            "regimes": [row.plain() for row in self.regimes],
+            "ranking": [row.setup.label for row in self.ranking],
+            "regimes": [
+                {**row.plain(), **({} if gain is None else {"packing_gain": gain})}
+                for row in self.regimes
+                for gain in [self.packing_gain(row)]
+            ],
             "tried": [
-                {key: row[key] for key in (*TRIED, "speculation") if key in row}
+                {key: row[key] for key in (*TRIED, "speculation", "epoch_plan") if key in row}
                 for row in (r.plain() for r in self.tried)
             ],
         }

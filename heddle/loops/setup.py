@@ -1,14 +1,13 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import EPOCH, DataSet, check_packing, check_recorded
+from heddle.loops.data import DataSet, check_data, check_packing, check_recorded
 from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
@@ -17,6 +16,7 @@ from heddle.workload import CapacityError, Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
+from heddle_core.loop.epoch import EpochOrder, Totals, lengths_by_age
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
 from heddle_core.loop.presets import regime_named
@@ -28,9 +28,6 @@ from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, 
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
-
-LEAST_MEASURED = 2
-"""Steps that times are means of, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +42,23 @@ class LoopSetup:
     regime: Regime
     run: RunSetup
     data: DataSet
-    lengths: Mapping[GroupId, float]
-    """Mean output tokens of a sample, of prompts that the history has."""
+    past: Sequence[Totals]
+    """Output tokens of its prompts' samples in the epochs of the history."""
     world: LoopWorld
     layout: TrainLayout
     update: WeightUpdateTime
     prices: Prices
+
+    @property
+    def label(self) -> str:
+        """Of a row: the regime, with the rule that packs its prompts."""
+        plan = self.config.epoch_plan
+        return f"{self.name} ({plan})" if plan else self.name
+
+    @property
+    def lengths(self) -> Mapping[GroupId, float]:
+        """Mean output tokens of a sample, of prompts that the history has."""
+        return lengths_by_age(self.past)
 
     @property
     def gpus(self) -> int:
@@ -132,18 +140,25 @@ class LoopSetup:
             environment_busy=None if alive is None else alive.busy_s() / (limit * seconds),
         )
 
-    def prompts(self) -> Iterator[Prompt]:
+    def prompts(self) -> Iterable[Prompt]:
         """The prompts without end, in the order of each epoch."""
-        plan, config = self.config.packing(), self.config
+        plan = self.config.packing()
         if plan is None:
             return self.data.prompts(repeat=True)
-        names = [GroupId(name) for name in self.data.groups]
-        return self.data.prompts(
-            repeat=True,
-            order=lambda epoch: plan.order(
-                names, self.lengths, batch=self.regime.groups, seed=(config.run.seed, epoch)
-            ),
+        prompts, begun = [*self.data.prompts(repeat=False)], self.config.begun
+        order = EpochOrder(
+            plan,
+            prompts,
+            batch=self.regime.groups,
+            seed=self.config.run.seed,
+            past=self.past,
+            repeats_after=self.data.cycle,
+            first=int(begun),
         )
+        for prompt in prompts if begun else ():
+            for sample in range(prompt.samples):
+                order.ended(prompt.group, self.data.output_tokens(prompt.group, sample))
+        return order
 
     @property
     def first_measured(self) -> int:
@@ -170,9 +185,10 @@ def prepare_loop(
             f"policy {config.run.policy.preset} knows the trajectories of a trace by name, and a "
             "loop names its own: take a policy without an oracle"
         )
-    data = DataSet.of(run.workload.scripts)
+    samples = regime.started_samples if config.epoch_plan else None
+    data = DataSet.of(run.workload.scripts, samples=samples)
     check_recorded(config, run.workload.scripts)
-    _check_data(config, name, regime, data)
+    check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise ConfigError(
             f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
@@ -187,8 +203,8 @@ def prepare_loop(
         "colocated" if shared else config.update_method,
         gpus=gpus if shared else gpus + cluster.gpus,
     )
-    lengths = data.lengths(run.history.history)
-    check_packing(config, data, lengths, run.history.name)
+    past = data.known(run.history.epochs)
+    check_packing(config, data, len(lengths_by_age(past)), run.history.name)
     return LoopSetup(
         requested=requested,
         config=config,
@@ -196,7 +212,7 @@ def prepare_loop(
         regime=regime,
         run=run,
         data=data,
-        lengths=lengths,
+        past=past,
         layout=layout,
         update=update,
         prices=prices_of(config.run.prices, run.profiles.pools),
@@ -275,48 +291,16 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
         )
         rule = regime.split.hybrid.rule(groups=regime.groups, every=regime.update.every, gpus=gpus)
         pool = HybridPool(engines, regime.split.hybrid, rule, controller)
+    prompts = setup.prompts()
     return LoopController(
         controller,
         regime,
-        setup.prompts(),
+        prompts,
         batches=setup.config.batches,
         pool=pool,
         slots=cluster.engine_count * cluster.max_running,
+        on_ended=prompts.ended if isinstance(prompts, EpochOrder) else None,
     )
-
-
-def _check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
-    samples = regime.started_samples
-    small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
-    if small:
-        extra = regime.sampling.extra_samples
-        beside = f" and {extra} beside them" if extra else ""
-        raise ConfigError(
-            f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
-            f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
-            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
-            "trace with `heddle trace resample`"
-        )
-    warm_up, every = regime.warm_up_batches, regime.update.every
-    least = warm_up + every * -(-LEAST_MEASURED // every)
-    if config.batches < least:
-        raise ConfigError(
-            f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
-            f"ones are measured: take loop.batches = {least} or more"
-        )
-    repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
-    if repeated:
-        raise ConfigError(
-            f"prompt {repeated[0]!r} ends as those of a repeated trace do, in {EPOCH} and a "
-            "number: give it another name"
-        )
-    needed = regime.groups * config.batches
-    if len(data.groups) < needed and config.repeat is False:
-        raise ConfigError(
-            f"{config.batches} batches of {regime.groups} prompts need {needed:,} prompts under "
-            f"regime {name}, the trace has {len(data.groups):,}: take fewer loop.batches or "
-            "loop.groups, or loop.repeat to begin the trace again"
-        )
 
 
 def _world(

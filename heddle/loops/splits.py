@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from heddle.cluster.profiles import load_profiles, memory_profile
 from heddle.comparison.tuning import Choice, running_steps, speculations
@@ -10,6 +11,18 @@ from heddle.loops.config import LoopConfig
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""
+
+
+RANDOM: Final = "random"
+"""`loop.epoch_plan` that packs nothing."""
+
+
+def beside_random(configs: Sequence[LoopConfig]) -> list[LoopConfig]:
+    """Each configuration, before it the same with prompts in random order where it packs them."""
+    rules = (RANDOM, configs[0].epoch_plan)
+    if configs[0].epoch_plan in ("", RANDOM):
+        return list(configs)
+    return [replace(each, epoch_plan=rule) for each in configs for rule in rules]
 
 
 def splits(

@@ -56,7 +56,8 @@ def block(plan: Deployment, framework: str) -> str:
     refuse_roles(plan, framework)
     lines = FRAMEWORKS[framework](plan)
     if plan.loop is not None:
-        lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples", *lines]
+        packed = ", of prompts of like earlier length" if plan.loop.epoch_plan else ""
+        lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}", *lines]
     return "\n".join(lines)
 
 

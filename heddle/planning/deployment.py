@@ -40,6 +40,8 @@ class LoopSplit:
     """Output tokens that are thrown away, of all."""
     length_bias: float
     """Mean output of a trained trajectory over that of a started one."""
+    epoch_plan: str = ""
+    """How prompts of an epoch are packed into batches by length; empty: they are not."""
 
 
 POLICY: Final = "heddle"

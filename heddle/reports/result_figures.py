@@ -46,7 +46,7 @@ def draw_regimes(result: LoopComparison, path: Path) -> None:
 
 
 def _point(axes: Axes, row: RegimeResult, x: float, colour: str, mark: str) -> None:
-    axes.plot([x], [row.samples_per_s], mark, color=colour, markersize=9.0, label=row.setup.name)
+    axes.plot([x], [row.samples_per_s], mark, color=colour, markersize=9.0, label=row.setup.label)
 
 
 def draw_clusters(found: SearchedClusters, path: Path) -> None:

@@ -278,7 +278,8 @@ class Run:
     def label(self) -> str:
         """Its label in tables and figures: policy and seed, and the regime of a loop."""
         loop = self.manifest.get("loop")
-        regime = f"{loop['regime']} " if loop else ""
+        plan = loop["config"].get("epoch_plan") if loop else None
+        regime = f"{loop['regime']} {f'({plan}) ' if plan else ''}" if loop else ""
         return f"{regime}{self.manifest['policy']} s{self.manifest['seed']}"
 
     @property

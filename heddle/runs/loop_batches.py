@@ -9,10 +9,10 @@ import numpy as np
 
 from heddle.runs.journal_columns import Journal, Rows
 from heddle.runs.loop_record import trainings, updates
-from heddle.runs.tables import Bools, Columns, Ints
+from heddle.runs.tables import Bools, Columns, Floats, Ints
 
 OF_BATCHES = (
-    *("TrajectoryArrived", "TrajectoryFinished", "StepFinished", "StepPreempted"),
+    *("TrajectoryArrived", "TrajectoryFinished", "Scored", "StepFinished", "StepPreempted"),
     *("EngineFailed", "EngineStopped", "EngineUpdated", "UpdateWeights"),
     *("StartTrajectory", "StartFailed", "Discard", "AssignGpus", "GpusAssigned"),
     *("AccumulateGradients", "GradientsAccumulated", "Train", "Trained"),
@@ -39,13 +39,17 @@ class BatchFigures:
     trajectories: int
     tokens: int
     """Output tokens of them."""
+    longest_over_mean: float
+    """Output tokens of the longest of them, over the mean."""
+    mean_reward: float | None
+    """None: no trajectory of the loop has one but 0."""
     mean_staleness: float
     """Weight updates between the start of a trajectory and its training."""
     most_staleness: int
     wasted_tokens: int
     """Output tokens of trajectories that were discarded meanwhile."""
 
-    def plain(self) -> dict[str, float | int]:
+    def plain(self) -> dict[str, float | int | None]:
         """As JSON."""
         return asdict(self)
 
@@ -80,6 +84,7 @@ def loop_columns(
     wasted_seq, of = _wasted(journal)
     tokens = _tokens(journal, dict(zip(of.tolist(), wasted_seq.tolist(), strict=True)))
     wasted = np.where(of >= 0, tokens[of], 0)
+    rewards = _rewards(journal)
     times = _Times(journal, parts, changed, trainer_lends=trainer_lends)
     batches: list[BatchFigures] = []
     begin_s, begin_seq, wasted_before = 0.0, -1, 0
@@ -113,6 +118,8 @@ def loop_columns(
                 update_s=update_s,
                 trajectories=len(members),
                 tokens=int(tokens[members].sum()),
+                longest_over_mean=float(tokens[members].max() / max(tokens[members].mean(), 1.0)),
+                mean_reward=None if rewards is None else float(rewards[members].mean()),
                 mean_staleness=fmean(stale),
                 most_staleness=max(stale),
                 wasted_tokens=wasted_so_far - wasted_before,
@@ -143,6 +150,14 @@ def _tokens(journal: Journal, wasted: Mapping[int, int]) -> Ints:
             if row < wasted.get(code, journal.rows):
                 found[code] += tokens
     return found
+
+
+def _rewards(journal: Journal) -> Floats | None:
+    """Rewards by trajectory, 0 where none was computed; None where all are 0."""
+    scored = journal.of("Scored")
+    found = np.zeros(len(journal.trajectories) + 1)
+    found[scored.codes("trajectory")] = np.nan_to_num(scored.floats("reward"))
+    return found if found.any() else None
 
 
 def _wasted(journal: Journal) -> tuple[Ints, Ints]:

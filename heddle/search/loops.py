@@ -11,14 +11,15 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
-from heddle.comparison.tuning import Choice, Variant, running_steps, speculations, with_policy
+from heddle.comparison.tuning import Choice, Variant, running_steps, speculations
 from heddle.cost.prices import Prices
 from heddle.executor import Report
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
+from heddle.loops.data import DataSet, packs
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
-from heddle.loops.splits import splits
+from heddle.loops.splits import RANDOM, splits
 from heddle.planning.deployment import LoopSplit
 from heddle.search.draws import check_groups, check_history, drawn
 from heddle.search.interval import prediction_interval
@@ -35,6 +36,7 @@ from heddle.search.race import (
     Race,
     drafted,
     kind_of,
+    on_loop,
     with_slots,
 )
 from heddle.search.result import (
@@ -56,18 +58,12 @@ REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "hed
 """Tried where none is named: the simplest first."""
 SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
+PACKED: Final = "sorted"
+"""Order of the prompts of an epoch that is tried beside a random one."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 4
 """Regimes that are judged, beside the two best candidates and the first policy's."""
-
-
-def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
-    """The loop of a candidate."""
-    run = with_policy(config.run, candidate.policy, candidate.cluster)
-    return replace(
-        config, run=run, regimes=(candidate.regime,), train_gpus=candidate.train_gpus, seeds=1
-    )
 
 
 def search_loops(
@@ -102,6 +98,10 @@ def search_loops(
     found = _Loops(config, names, shared)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
+    begun = found.past_first_epoch(first)
+    if begun is not None:
+        config, found = begun, _Loops(begun, names, shared)
+        first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
     race = found.race(jobs=jobs, budget_s=budget_s, on_round=on_round)
@@ -149,7 +149,7 @@ class _Loops:
 
     def __init__(self, config: LoopConfig, names: Sequence[str], workspace: Workspace) -> None:
         self._config, self._names, self._workspace = config, names, workspace
-        self.train_gpus = config.trainer_gpus
+        self.train_gpus, self.begun = config.trainer_gpus, config.begun
         self._setups: dict[Variant, LoopSetup | None] = {}
         self._rows: dict[Variant, RegimeResult] = {}
         self.workload: Workload
@@ -187,6 +187,17 @@ class _Loops:
         made = [c for c in made if self.setup(c).run.workload.trajectories == most]
         self.workload = self.setup(made[0]).run.workload
         return made
+
+    def past_first_epoch(self, made: Sequence[Variant]) -> LoopConfig | None:
+        """The loop after an epoch, with another one measured; None: no length would be known."""
+        config, setups = self._config, [self.setup(each) for each in made]
+        samples = max(setup.regime.started_samples for setup in setups)
+        data = DataSet.of(self.workload.scripts, samples=samples)
+        if config.epoch_plan or not packs(config, data, setups[0].run.history.epochs):
+            return None
+        warm = max(setup.regime.warm_up_batches for setup in setups)
+        batches = max(config.batches, warm + len(data.groups) // config.groups)
+        return replace(config, epoch_plan=RANDOM, begun=True, batches=batches)
 
     def fits(self, candidate: Variant) -> bool:
         """Whether its trainer and engines hold the trace."""
@@ -239,7 +250,7 @@ class _Loops:
         """Batches of the loops that are searched on: a few more than are not measured."""
         warm = [self.setup(c).regime for c in self._setups if self._setups[c] is not None]
         least = max(r.warm_up_batches + r.update.every * MEASURED for r in warm)
-        return min(self._config.batches, least)
+        return self._config.batches if self._config.begun else min(self._config.batches, least)
 
     def row(self, candidate: Variant) -> RegimeResult:
         """What it reaches on the trace itself."""
@@ -267,6 +278,7 @@ class _Loops:
                 bounded=setup.regime.staleness.counted_by != "nothing",
                 train_tp=setup.layout.tp,
                 train_pp=setup.layout.pp,
+                epoch_plan=candidate.epoch_plan if candidate.epoch_plan == PACKED else "",
                 batch=setup.regime.groups * setup.regime.samples,
                 mean_staleness=row.mean_staleness,
                 wasted_share=row.wasted_share,
@@ -274,9 +286,11 @@ class _Loops:
             ),
         )
 
-    def simplicity(self, candidate: Variant, race: Race) -> tuple[int, int, bool, int, float]:
-        """Order of ties: regimes in their order, few mechanisms of the policy, then the mean."""
+    def simplicity(self, candidate: Variant, race: Race) -> tuple[bool, int, int, bool, int, float]:
+        """Order of ties: random batches, regimes in their order, few mechanisms of the policy, then
+        the mean."""
         return (
+            candidate.epoch_plan == PACKED,
             self._config.regimes.index(candidate.regime),
             mechanisms(self.setup(candidate).run.policy),
             "+" in candidate.policy,
@@ -294,6 +308,7 @@ def _candidate(policy: str, regime: str, config: LoopConfig) -> Variant:
         baseline=is_other_system(policy),
         regime=regime,
         train_gpus=config.train_gpus,
+        epoch_plan=config.epoch_plan,
     )
 
 
@@ -322,6 +337,9 @@ def _rounds(
     if ways:
         kept = race.near(NEAR, SPLITS_KEPT)
         more = [drafted(each, (way,)) for each in kept for way in ways]
+        race.run(filter(found.fits, more), [0], within=NEAR)
+    if found.begun:
+        more = [replace(each, epoch_plan=PACKED) for each in race.near(NEAR, SPLITS_KEPT)]
         race.run(filter(found.fits, more), [0], within=NEAR)
     race.run(race.near(NEAR, LAST), range(race.draws))
 

@@ -224,7 +224,8 @@ def name_of(candidate: Variant) -> str:
     name = f"{candidate.policy} with {engines}, {cluster.running} slots"
     if not candidate.regime:
         return name
-    return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}"
+    packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
+    return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}{packed}"
 
 
 def _others(race: Race) -> list[Variant]:

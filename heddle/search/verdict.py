@@ -105,7 +105,8 @@ def _named(each: Judged) -> str:
     if each.loop is None:
         return name
     trained = "trained in turn" if each.loop.colocated else f"{each.loop.train_gpus} GPUs training"
-    return f"{each.loop.regime} under {name}, {trained}"
+    packed = f", epochs {each.loop.epoch_plan} by length" if each.loop.epoch_plan else ""
+    return f"{each.loop.regime} under {name}, {trained}{packed}"
 
 
 def _staleness(loop: LoopSplit) -> str:
@@ -139,6 +140,7 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
             *([] if each.candidate.planned else ["--tp", str(cluster.tp)]),
             *("--max-running", cluster.running),
             *(*split, *drafts),
+            *(["--set", f"loop.epoch_plan={plan}"] if (plan := each.loop.epoch_plan) else []),
         ]
     return [
         *("heddle", "compare", *words),

@@ -1,7 +1,7 @@
 """Statistics of earlier rollouts of a workload: distributions, nothing about one trajectory."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from heddle_core.ids import GroupId
@@ -90,6 +90,32 @@ class History:
         return (
             rates(self.tool_s_beyond, self.tool_s_per_output),
             rates(self.appended_beyond, self.appended_per_output),
+        )
+
+    def of_prompts(self, prompts: Collection[GroupId]) -> "History":
+        """The same with the lengths of these prompts alone, where it has all of them.
+
+        Their means are their own; how samples differ from the mean of their prompt is that of all,
+        since a few samples do not show how long the longest are.
+        """
+        if not prompts or not all(each in self.group_totals for each in prompts):
+            return self
+        import numpy as np
+
+        means = {name: max(sum(own) / len(own), 1.0) for name, own in self.group_totals.items()}
+        ratios = [n / means[name] for name, own in self.group_totals.items() for n in own]
+        outputs = np.outer([means[each] for each in prompts], ratios).ravel()
+        outputs = np.minimum(outputs, self.longest_output_tokens or np.inf)
+        at = (np.arange(len(self.output_quantiles)) + 0.5) / len(self.output_quantiles)
+        quantiles = np.quantile(outputs, at)
+        tool_s, appended = self.rates_beyond(quantiles)
+        return replace(
+            self,
+            output_quantiles=tuple(quantiles.tolist()),
+            tool_s_beyond=tuple(tool_s.tolist()),
+            appended_beyond=tuple(appended.tolist()),
+            longest_output_tokens=float(outputs.max()),
+            trajectories=len(outputs),
         )
 
     def lengths(self, predicted: Sequence[float]) -> "NDArray[np.float64]":

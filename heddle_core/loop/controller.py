@@ -44,7 +44,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, RolloutId, TrajectoryId
+from heddle_core.ids import EngineId, GroupId, RolloutId, TrajectoryId
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.groups import Group, Groups, GroupSample, Prompt
 from heddle_core.loop.hybrid import HybridPool
@@ -97,10 +97,12 @@ class LoopController:
         batches: int,
         pool: HybridPool | None = None,
         slots: int = 1,
+        on_ended: Callable[[GroupId, int], None] | None = None,
     ) -> None:
         """`prompts` start in this order.
 
         A regime with hybrid GPUs needs their `pool`, and the `slots` of the other engines.
+        `on_ended` gets the group and the output tokens of each trajectory that ends by itself.
         """
         self.regime = regime
         self.groups = Groups()
@@ -129,6 +131,7 @@ class LoopController:
         self._accumulated = 0
         """Groups of the batch in collection that the trainer has had."""
         self._pool, self._slots = pool, slots
+        self._on_ended = on_ended
         self._now_s = 0.0
         self._waits_since_s = 0.0
         """Since when the trainer has nothing to do and has its GPUs."""
@@ -172,6 +175,8 @@ class LoopController:
             self._rollouts.skip_event()
             out = []
         else:
+            if self._on_ended is not None and isinstance(event, TrajectoryFinished):
+                self._note_length(event, self._on_ended)
             out = list(self._rollouts.handle(event))
         react = self._on.get(type(event))
         if react is not None:
@@ -216,6 +221,11 @@ class LoopController:
             self.groups.move(sample, "discarded")
             self.groups.forget(sample)
             self._replace(sample, out)
+
+    def _note_length(self, e: TrajectoryFinished, note: Callable[[GroupId, int], None]) -> None:
+        if e.outcome in ("completed", "truncated"):
+            ended = self._rollouts.ledger.trajectory(e.trajectory)
+            note(ended.group, ended.output_tokens)
 
     def _on_scored(self, e: Scored, out: list[Command]) -> None:
         sample = self.groups.sample(e.trajectory)

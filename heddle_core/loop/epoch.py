@@ -4,15 +4,52 @@ Batches of prompts of like length wait less for their longest trajectories. Ever
 once an epoch; only its neighbours change. RollPacker's tail batching (arXiv 2509.21009) is related.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
 from statistics import fmean
 from typing import Final
 
 import numpy as np
 
 from heddle_core.ids import GroupId
+from heddle_core.loop.groups import Prompt
+
+EPOCH: Final = "#"
+"""Between a prompt's name and its epoch, from the second epoch on."""
+OLDER: Final = 0.5
+"""Weight of an epoch over that of the epoch after it; assumed."""
+
+Totals = Mapping[GroupId, Sequence[int]]
+"""Output tokens of the samples of an epoch, by prompt."""
+
+
+def lengths_by_age(epochs: Sequence[Totals]) -> dict[GroupId, float]:
+    """Mean output tokens of a sample by prompt, from epochs, the newest last, which weighs most.
+
+    While a model learns all lengths drift, and an old epoch may lack a prompt. So lengths count
+    relative to the mean of their epoch; the result has the scale of the newest.
+    """
+    sums: dict[GroupId, list[float]] = {}
+    scale = 0.0
+    for epoch in epochs:
+        means = {name: fmean(tokens) for name, tokens in epoch.items() if tokens}
+        if not means:
+            continue
+        scale = max(fmean(means.values()), 1.0)
+        for found in sums.values():
+            found[:] = [OLDER * each for each in found]
+        for name, mean in means.items():
+            found = sums.setdefault(name, [0.0, 0.0])
+            found[:] = found[0] + mean / scale, found[1] + 1.0
+    return {name: scale * length / weight for name, (length, weight) in sums.items()}
+
+
+def epoch_of(group: GroupId) -> tuple[GroupId, int]:
+    """The prompt of a group of an `EpochOrder`, and its epoch."""
+    name, mark, epoch = group.rpartition(EPOCH)
+    return (GroupId(name), int(epoch)) if mark and epoch.isdecimal() else (group, 0)
 
 KEPT: Final = 0.5
 """Weight of an epoch's samples over those of the next epoch; assumed."""
@@ -66,7 +103,16 @@ class EpochPlan:
 
         `lengths` are mean output tokens of a sample; a prompt without takes the mean of all. What
         does not fill a batch comes last. `seed` is that of the loop, and the epoch.
+
+        Raises:
+            ValueError: a prompt is there twice.
         """
+        twice = [name for name, times in Counter(prompts).items() if times > 1]
+        if twice:
+            raise ValueError(
+                f"prompt {twice[0]!r} is {prompts.count(twice[0])} times in an epoch: give each "
+                "prompt a name of its own"
+            )
         rng = np.random.default_rng(seed)
         shuffled = [prompts[int(at)] for at in rng.permutation(len(prompts))]
         mean = fmean(lengths.values()) if lengths else 0.0
@@ -78,3 +124,53 @@ class EpochPlan:
         batches = [order[first : first + batch] for first in range(0, whole, batch)]
         mixed = [batches[int(at)] for at in rng.permutation(len(batches))]
         return [*chain.from_iterable(mixed), *order[whole:]]
+
+
+class EpochOrder:
+    """The prompts of an epoch, and again without end, in batches by what their samples took."""
+
+    def __init__(
+        self,
+        plan: EpochPlan,
+        prompts: Sequence[Prompt],
+        *,
+        batch: int,
+        seed: int,
+        past: Sequence[Totals] = (),
+        repeats_after: int | None = None,
+        first: int = 0,
+    ) -> None:
+        """`past` are epochs before the first, the newest last; without any it is in random order.
+        `first` is the number of the epoch to begin with, of those before samples may have `ended`.
+
+        In a replay of recorded samples these are the same again after so many epochs: such an epoch
+        is not learned from.
+        """
+        self._plan, self._prompts = plan, {prompt.group: prompt for prompt in prompts}
+        self._batch, self._seed = batch, seed
+        self._past, self._repeats_after = past, repeats_after
+        self._first = first
+        self._seen: dict[int, dict[GroupId, list[int]]] = {}
+
+    def ended(self, group: GroupId, tokens: int) -> None:
+        """A sample of a group has ended with so many output tokens."""
+        name, epoch = epoch_of(group)
+        self._seen.setdefault(epoch, {}).setdefault(name, []).append(tokens)
+
+    def lengths(self, epoch: int) -> dict[GroupId, float]:
+        """What is known of prompts before an epoch."""
+        cycle = self._repeats_after
+        others = [
+            self._seen[each]
+            for each in sorted(self._seen)
+            if each < epoch and (cycle is None or (epoch - each) % cycle)
+        ]
+        return lengths_by_age([*self._past, *others])
+
+    def __iter__(self) -> Iterator[Prompt]:
+        names = list(self._prompts)
+        for epoch in count(self._first):
+            suffix = f"{EPOCH}{epoch}" if epoch else ""
+            seed = (self._seed, epoch)
+            for name in self._plan.order(names, self.lengths(epoch), batch=self._batch, seed=seed):
+                yield replace(self._prompts[name], group=GroupId(name + suffix))

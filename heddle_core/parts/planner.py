@@ -16,6 +16,7 @@ from heddle_core.estimate.history import History
 from heddle_core.estimate.ordered import Cost
 from heddle_core.estimate.paper_cost import mean_decoded_context
 from heddle_core.ids import EngineId, EngineShape
+from heddle_core.loop.epoch import epoch_of
 from heddle_core.plans import EngineSpec, PlanProblem, ResourcePlan
 from heddle_core.policy import PolicyContext, TrajectoryView
 from heddle_core.solve.group_plan import check_classes, shapes_of
@@ -267,6 +268,8 @@ WIDENED_LATE_S: Final = 20.0
 long, and they merge one after the other. Without it, mixes that pay on search are not chosen."""
 LONGEST: Final = (1 / 6, 1 / 2, 5 / 6)
 """Quantiles of how long the longest trajectory is: engines are chosen for all of them."""
+_MIDDLE: Final = 1
+"""Place of the median among them."""
 
 _SHARES = (0.125, 0.25, 0.5)
 """Of the GPUs that may have wide engines beside narrow ones."""
@@ -302,6 +305,7 @@ class EqualProgressPlan:
     its mix loses to the best single shape. So it plans only where predictions vary as lengths did.
     Here nothing is taken for known but the distribution of lengths, by history. Without one, the
     shape is taken whose makespan is nearest to the least one over lengths of several scales.
+    Engines change from one rollout to the next only where that saves more than their start takes.
     Of several GPU classes each has a shape of its own: all combinations are tried, and beside the
     best of them two shapes on one class at a time.
 
@@ -314,6 +318,7 @@ class EqualProgressPlan:
         """Without `mixes`, engines of one shape only."""
         self._context, self._mixes = context, mixes
         self._mixed = SearchedPlan(context, solver="portfolio")
+        self._last: Mix = {}
 
     def plan(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
@@ -332,22 +337,32 @@ class EqualProgressPlan:
         ]
         single = [_joined(mixes) for mixes in product(*filled)]
         makespan_s: float | None = None
-        if context.history is None:
+        history = context.history
+        if history is not None:
+            history = history.of_prompts({epoch_of(t.group)[0] for t in ts})
+        if history is None:
             by_history = (self._by_longest(each, single, ts) for each in ASSUMED_HISTORIES)
             mix = single[_least_regret(list(chain.from_iterable(by_history)))]
         else:
             mixes = single
             if len(fitting) > 1:
-                others = single[_least_regret(self._by_longest(context.history, single, ts))]
+                others = single[_least_regret(self._by_longest(history, single, ts))]
             else:
                 others = {}
-            for gpu, shapes in fitting.items() if self._moves_hide(context.history, ts) else ():
+            for gpu, shapes in fitting.items() if self._moves_hide(history, ts) else ():
                 beside = {shape: n for shape, n in others.items() if shape.gpu != gpu}
                 partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
                 mixes = [*mixes, *({**beside, **mix} for mix in partly)]
-            by_longest = self._by_longest(context.history, mixes, ts)
-            chosen = _least_regret(by_longest, single=len(single))
-            mix, makespan_s = mixes[chosen], by_longest[len(LONGEST) // 2][chosen]
+            by_longest = self._by_longest(history, mixes, ts)
+            chosen, ends_s = _least_regret(by_longest, single=len(single)), by_longest[_MIDDLE]
+            if self._last in mixes:
+                last, start_s = (
+                    mixes.index(self._last),
+                    context.start_s(max(mixes[chosen], key=_gpus)),
+                )
+                chosen = last if ends_s[last] <= ends_s[chosen] + start_s else chosen
+            self._last = mix = mixes[chosen]
+            makespan_s = ends_s[chosen]
         widest_first = sorted(mix, key=lambda shape: -shape.gpus)
         engines = _engines([shape for shape in widest_first for _ in range(mix[shape])], context)
         return ResourcePlan(engines=engines, estimated_makespan_s=makespan_s)

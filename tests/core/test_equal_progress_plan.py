@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from heddle_core.estimate.cost import CostModel, StepCost
+from heddle_core.ids import GroupId
 from heddle_core.parts.planner import EqualProgressPlan
 from heddle_core.plans import ResourcePlan
 from heddle_core.solve.joint import JointProblem
@@ -130,3 +133,45 @@ def test_gpus_that_a_degree_does_not_divide_get_narrower_engines():
 
 def test_one_trajectory_needs_no_search():
     assert isinstance(planned([500.0], past=history()), ResourcePlan)
+
+
+def test_a_history_of_some_prompts_has_their_lengths():
+    past = replace(
+        history(),
+        group_totals={GroupId("short"): [90, 110], GroupId("long"): [900, 1_100]},
+        longest_output_tokens=1_100.0,
+    )
+    short, long = (past.of_prompts([GroupId(name)]) for name in ("short", "long"))
+    assert short.mean_output_tokens() == pytest.approx(100.0)
+    assert long.mean_output_tokens() == pytest.approx(1_000.0)
+    assert long.longest_output_tokens == 1_100.0
+    assert len(long.output_quantiles) == len(past.output_quantiles)
+    # Where one of the prompts is not known, all count.
+    assert past.of_prompts([GroupId("short"), GroupId("new")]) is past
+    assert past.of_prompts([]) is past
+
+
+def test_engines_change_between_rollouts_where_that_pays():
+    narrow = StepCost(t0_s=0.010, t1_s=0.0010, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
+    wide = replace(narrow, t0_s=0.006, t1_s=0.0009)
+    cost = CostModel(
+        by_shape={h100(1): narrow, h100(2): wide}, transfer_fixed_s=0.0, transfer_s_per_token=0.0
+    )
+
+    def second(start_s: float) -> int:
+        context = replace(
+            policy_context(gpus=8, tps=(1, 2), history=history()),
+            cost=cost,
+            max_running=512,
+            engine_start_s=start_s,
+        )
+        plan = EqualProgressPlan(context)
+        for count in (4_000, 2):
+            ledger = ledger_of()
+            for i in range(count):
+                add_trajectory(ledger, f"t{i}", remaining_tokens=500.0, context_tokens=200)
+            made = plan.plan(list(ledger.trajectories.values()), [500.0] * count)
+        return len(made.engines)
+
+    assert second(start_s=0.1) == 4
+    assert second(start_s=1e6) == 8

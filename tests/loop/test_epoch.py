@@ -1,5 +1,7 @@
 """Prompts that share a batch: rules, what they know, and what they gain."""
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,21 @@ from hypothesis import strategies as st
 from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
+from heddle.cost.prices import prices_of
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.setup import prepare_loop
+from heddle.loops.splits import beside_random
+from heddle.search.loops import search_loops
+from heddle.search.verdict import command_of
 from heddle.setup import Workspace
 from heddle_core.ids import GroupId
-from heddle_core.loop.epoch import EpochPlan
-from heddle_trace import synth, write_trace
+from heddle_core.loop.epoch import EpochOrder, EpochPlan, lengths_by_age
+from heddle_core.loop.groups import Prompt
+from heddle_trace import read_trace, synth, write_trace
+from heddle_trace.columns import TraceColumn
+from heddle_trace.complete import MissingRules, complete
+from heddle_trace.history import totals_by_epoch
 from heddle_trace.table import Records
 
 RULES = ("random", "sorted", "tail:.25", "tail:0.5")
@@ -84,6 +94,64 @@ def test_other_rules_are_refused(text: str):
         EpochPlan.of(text)
 
 
+def test_a_prompt_that_is_twice_in_an_epoch_is_refused():
+    prompts = [GroupId(name) for name in "aba"]
+    with pytest.raises(ValueError, match="prompt 'a' is 2 times in an epoch"):
+        EpochPlan.of("sorted").order(prompts, {}, batch=1, seed=(1, 0))
+
+
+def test_the_newest_epoch_weighs_most():
+    a, b, c = (GroupId(name) for name in "abc")
+    older, newer = {a: [10], b: [30], c: [20]}, {a: [60, 60], b: [20]}
+    found = lengths_by_age([older, newer])
+    # Over the means of their epochs, 20 and 40: a was 0.5, then 1.5; b 1.5, then 0.5.
+    assert found[a] == pytest.approx(40.0 * (0.5 * 0.5 + 1.5) / 1.5)
+    assert found[b] == pytest.approx(40.0 * (0.5 * 1.5 + 0.5) / 1.5)
+    # A prompt of the older epoch alone has the scale of the newer one.
+    assert found[c] == pytest.approx(40.0)
+    assert lengths_by_age([]) == lengths_by_age([{}]) == {}
+
+
+def names_of(order: EpochOrder, count: int) -> list[str]:
+    return [prompt.group for prompt in islice(order, count)]
+
+
+def test_the_first_epoch_is_random_and_the_next_is_packed_by_it():
+    prompts = [Prompt(group=GroupId(f"p{k:02d}"), samples=2) for k in range(20)]
+
+    def order(**options: Any) -> EpochOrder:
+        made = EpochOrder(EpochPlan.of("sorted"), prompts, batch=4, seed=5, **options)
+        for k in range(20):
+            made.ended(GroupId(f"p{k:02d}"), 10 * k)
+        return made
+
+    known = names_of(order(), 40)
+    random = EpochOrder(EpochPlan.of("random"), prompts, batch=4, seed=5)
+    first = names_of(random, 20)
+    assert sorted(known[:20]) == [prompt.group for prompt in prompts]
+    batches = [sorted(known[20 + at : 24 + at]) for at in range(0, 20, 4)]
+    assert sorted(batches) == [[f"p{k + i:02d}#1" for i in range(4)] for k in range(0, 20, 4)]
+    assert set(map(frozenset, zip(*[iter(known[:20])] * 4, strict=True))) == set(
+        map(frozenset, zip(*[iter(first)] * 4, strict=True))
+    )
+    # In a replay whose samples are the same in every epoch, an epoch says too much of the next.
+    assert not order(repeats_after=1).lengths(3)
+    assert order(repeats_after=2).lengths(1)
+    assert not order(repeats_after=2).lengths(2)
+
+
+def test_epochs_of_a_history_are_told_apart_by_their_steps(tmp_path: Path):
+    records = Records.of(synth("search", 24, 5, 4))
+    # Six prompts of four samples: two in step 3, two in step 5; steps 7 and 9 have them again.
+    steps = np.array([3, 3, 7, 7] * 3 + [5, 5, 9, 9] * 3, np.int32)
+    marked = records.changed(records.ids, {"step": TraceColumn("number", steps)})
+    write_trace(tmp_path / "steps.jsonl", marked)
+    scripts, _ = complete(read_trace(tmp_path / "steps.jsonl"), rules=MissingRules(), seed=0)
+    older, newer = totals_by_epoch(scripts)
+    assert set(older) == set(newer) == {script.group for script in scripts}
+    assert all(len(tokens) == 2 for epoch in (older, newer) for tokens in epoch.values())
+
+
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Samples of 32 prompts, and others of the same."""
@@ -135,7 +203,7 @@ def test_a_wrong_rule_names_its_key(traces: tuple[str, str]):
 
 def test_random_order_needs_no_history(traces: tuple[str, str]):
     setup = prepare_loop(config(traces, "none", epoch_plan="random"), "sync", workspace=Workspace())
-    prompts = setup.prompts()
+    prompts = iter(setup.prompts())
     first, second = ([next(prompts).group for _ in range(32)] for _ in range(2))
     assert sorted(first) == sorted(setup.data.groups)
     assert [name.removesuffix("#1") for name in second] != first
@@ -148,3 +216,54 @@ def test_prompts_of_drawn_rollouts_are_known_too(traces: tuple[str, str], tmp_pa
     workload = drawn(workspace.workload(made.run), Draw("search", 0), 0)
     setup = prepare_loop(made, "sync", workspace=workspace, workload=workload)
     assert len(setup.lengths) == 32
+
+
+def test_a_trace_with_samples_for_two_epochs_needs_no_history(traces: tuple[str, str]):
+    options = {"samples": 2, "batches": 9}
+    made = config(traces, "none", epoch_plan="sorted", **options)
+    assert prepare_loop(made, "sync", workspace=Workspace()).data.cycle == 2
+    result = compare_regimes(beside_random([made]))
+    plain, packed = result.tried
+    # The first four batches are alike: nothing is known of the prompts.
+    one, other = (row.runs[0].batches for row in (plain, packed))
+    assert {each.tokens for each in one[:4]} == {each.tokens for each in other[:4]}
+    assert packed.batch_spread > plain.batch_spread
+    gain = plain.step_s.mean / packed.step_s.mean
+    assert result.packing_gain(packed) == gain > 1.0
+    assert result.packing_gain(plain) is None
+    assert [row["epoch_plan"] for row in result.plain()["tried"]] == ["random", "sorted"]
+    assert sorted(result.plain()["ranking"]) == ["sync (random)", "sync (sorted)"]
+    assert f"in random order its prompts take {gain:.2f} times as long" in result.verdict
+
+
+@pytest.mark.parametrize(
+    "regime", ["one-step-off", "areal", "april", "roll", "rollpacker", "heddle-loop"]
+)
+def test_other_regimes_pack_too(traces: tuple[str, str], regime: str):
+    options = {"samples": 2, "batches": 12, "groups": 4}
+    made = config(traces, epoch_plan="sorted", **options)
+    (row,) = compare_regimes([replace(made, regimes=(regime,))]).tried
+    (batch,) = {each.trajectories for each in row.runs[0].batches}
+    assert batch == 8
+    assert all(each.longest_over_mean >= 1.0 for each in row.runs[0].batches)
+    assert row.reward_spread is None
+
+
+def test_a_plan_tries_packed_epochs(traces: tuple[str, str]):
+    made = config(traces, "none", samples=2, batches=4)
+    found = search_loops(
+        made.on(gpus=8),
+        train_gpus=(4,),
+        tps=(2,),
+        policies=["verl"],
+        slots=(64,),
+        prices=prices_of({}, ["h100"]),
+        jobs=1,
+    )
+    tried = {each.candidate.epoch_plan for each in found.tried}
+    assert tried == {"random", "sorted"}
+    loop = found.best.loop
+    assert loop is not None
+    assert loop.epoch_plan == "sorted"
+    command = command_of(found.best, ["now.jsonl"])
+    assert command[-2:] == ["--set", "loop.epoch_plan=sorted"]

@@ -82,6 +82,8 @@ LOOP_FIGURES: Final[Mapping[str, str]] = {
     "most_staleness": "The most of them.",
     "trajectories": "Trajectories of the batch.",
     "tokens": "Output tokens of the batch.",
+    "longest_over_mean": "Output tokens of the batch's longest trajectory, over their mean.",
+    "mean_reward": "Mean reward of the batch's trajectories.",
 }
 """Figures of a loop, and columns of its steps."""
 

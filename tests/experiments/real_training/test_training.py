@@ -207,6 +207,8 @@ def test_the_text_has_the_prediction(tmp_path, capsys):
         update_s=0.0,
         trajectories=1,
         tokens=5,
+        longest_over_mean=1.0,
+        mean_reward=None,
         mean_staleness=0.0,
         most_staleness=0,
         wasted_tokens=0,

@@ -3,7 +3,7 @@
 const STEP_COLUMNS = [
   ["batch", "batch"], ["end_s", "ends at s"], ["step_s", "step s"], ["rollout_s", "rollout s"], ["reward_s", "reward s"],
   ["training_s", "training s"], ["update_s", "update s"], ["mean_staleness", "staleness"], ["most_staleness", "oldest"],
-  ["trajectories", "trajectories"], ["tokens", "tokens"], ["wasted_tokens", "wasted tokens"],
+  ["trajectories", "trajectories"], ["tokens", "tokens"], ["longest_over_mean", "longest / mean"], ["mean_reward", "reward"], ["wasted_tokens", "wasted tokens"],
 ];
 const LANES = { trainer: 0, weights: 1 };
 
