@@ -15,7 +15,7 @@ from typing import Any
 from heddle.config_error import ConfigError, require
 from heddle.epochs.file import read_samples
 from heddle_core.ids import GroupId
-from heddle_core.loop.epoch import EpochPlan, recent_lengths
+from heddle_core.loop.epoch import EpochPlan, lengths_by_age
 
 LEAST_KNOWN = 0.5
 """Share of the prompts whose lengths must be known after an epoch: fewer are another data set's."""
@@ -169,7 +169,7 @@ class RowOrder:
         for sample in read_samples(self._path):
             epoch = epochs[bisect_right(self._starts, sample.at_s)]
             epoch.setdefault(GroupId(sample.prompt), []).append(sample.tokens)
-        found = recent_lengths(epochs)
+        found = lengths_by_age(epochs)
         ids = enumerate(map(GroupId, self._ids))
         known = {GroupId(str(row)): found[prompt] for row, prompt in ids if prompt in found}
         if len(known) < (LEAST_KNOWN * len(self) if self._starts else min(len(found), 1)):

@@ -51,20 +51,6 @@ def epoch_of(group: GroupId) -> tuple[GroupId, int]:
     name, mark, epoch = group.rpartition(EPOCH)
     return (GroupId(name), int(epoch)) if mark and epoch.isdecimal() else (group, 0)
 
-KEPT: Final = 0.5
-"""Weight of an epoch's samples over those of the next epoch; assumed."""
-
-
-def recent_lengths(epochs: Sequence[Mapping[GroupId, Sequence[int]]]) -> dict[GroupId, float]:
-    """Mean output tokens of a sample by prompt, from samples by epoch, the newest last."""
-    sums: dict[GroupId, tuple[float, float]] = {}
-    for age, samples in enumerate(reversed(epochs)):
-        weight = KEPT**age
-        for name, tokens in samples.items():
-            total, weights = sums.get(name, (0.0, 0.0))
-            sums[name] = total + weight * sum(tokens), weights + weight * len(tokens)
-    return {name: total / weights for name, (total, weights) in sums.items() if weights}
-
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:

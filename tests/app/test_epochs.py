@@ -18,8 +18,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
-from heddle_core.ids import EngineId, GroupId
-from heddle_core.loop.epoch import recent_lengths
+from heddle_core.ids import EngineId
 from tests.app.gateways import gateway
 
 HEADER = '{"schema":"heddle.epoch/1"}\n'
@@ -192,14 +191,6 @@ def test_names_follow_the_content_of_rows():
 
 
 # -- lengths ---------------------------------------------------------------------------------------
-
-
-def test_new_epochs_weigh_more_and_old_ones_still_count():
-    a, b = GroupId("a"), GroupId("b")
-    assert recent_lengths([{a: [100, 200]}, {b: [30]}]) == {a: 150.0, b: 30.0}
-    assert recent_lengths([{a: [100]}, {}, {a: [200]}]) == {a: pytest.approx(180.0)}
-    assert recent_lengths([{a: [40]}, {a: [100, 100]}]) == {a: pytest.approx(220 / 2.5)}
-    assert recent_lengths([{a: []}]) == recent_lengths([]) == {}
 
 
 def test_a_sample_counts_for_the_epoch_that_it_ended_in(tmp_path: Path, monkeypatch: Any):
