@@ -1,0 +1,70 @@
+"""A measured time as the sum of its parts, where only engines were observed."""
+
+import numpy as np
+
+from heddle.diagnosis.parts import BINS, EngineTime, Path, Step
+from heddle.runs.journal_columns import Floats
+from heddle_trace.observed.columns import Observed
+
+TOLD = ("queue", "prefill", "decode")
+
+
+def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[EngineTime]]:
+    """Time with requests is shared by what requests took; without any, engines stalled or idled.
+
+    Between two samples an engine has the requests of the first.
+    """
+    name, at_s = seen.engines["engine"], seen.engines["time_s"].values
+    running, waiting = (seen.engines[key].values for key in ("running", "waiting"))
+    times = np.unique(at_s)
+    length = np.diff(times)
+    busy, queued = np.zeros(len(length)), np.zeros(len(length))
+    per_engine = []
+    for own in name.occurring().values():
+        order = own[np.argsort(at_s[own], kind="stable")]
+        place = np.searchsorted(at_s[order], times[:-1], side="right") - 1
+        there = place >= 0
+        now, wait = (np.where(there, values[order][place], 0.0) for values in (running, waiting))
+        busy, queued = busy + now, queued + wait
+        per_engine.append((now, wait))
+    took = {part: _total(seen, part) for part in TOLD}
+    total_s, asked_s = float(length.sum()), float(length[busy > 0].sum())
+    all_s = sum(took.values())
+    parts = {part: asked_s * each / all_s for part, each in took.items() if each > 0.0}
+    if not all_s:
+        parts = {"llm": asked_s}
+    parts["stalled"] = float(length[(busy == 0) & (queued > 0)].sum())
+    parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
+    parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
+    parts["unaccounted"] = total_s - sum(parts.values())
+    step = Step(
+        label=None,
+        start_s=float(times[0]),
+        end_s=float(times[-1]),
+        parts=parts,
+        trajectories=0,
+        longest=0,
+    )
+    engines = [
+        EngineTime(
+            engine=word,
+            busy_s=float(length[now > 0].sum()),
+            idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
+            mean_batch=float((now * length).sum()) / max(float(length[now > 0].sum()), 1e-9),
+            batch=_binned(times, now),
+        )
+        for word, (now, _) in zip(name.occurring(), per_engine, strict=True)
+    ]
+    return [step], [], engines
+
+
+def _total(seen: Observed, part: str) -> float:
+    column = seen.engines.get(f"{part}_s")
+    return 0.0 if column is None else float(np.nansum(column.values))
+
+
+def _binned(times: Floats, now: Floats) -> tuple[float, ...]:
+    passed = np.append(0.0, np.cumsum(now * np.diff(times)))
+    edges = np.linspace(times[0], times[-1], BINS + 1)
+    width_s = max(edges[1] - edges[0], 1e-9)
+    return tuple((np.diff(np.interp(edges, times, passed)) / width_s).round(2).tolist())
