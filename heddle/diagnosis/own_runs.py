@@ -12,7 +12,7 @@ from heddle.runs.record import Record, record
 from heddle.runs.tables import Columns
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.protocol import Placed
+from heddle_trace.observed.core import Placed
 from heddle_trace.observed.schema import SCHEMA, Header, Observation, Phase, PhaseName, Request
 
 

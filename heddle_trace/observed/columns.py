@@ -11,7 +11,7 @@ import numpy as np
 from heddle_trace.columns import ColumnsBuilder, Floats, TraceColumn, kinds_of
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.observed.protocol import Placed
+from heddle_trace.observed.core import Placed
 from heddle_trace.observed.schema import TIMES, EngineSample, Header, Observation, Phase, Request
 
 _BLOCK: Final = 4096
@@ -59,7 +59,10 @@ class Observed:
 
 
 def observed(header: Header, seen: Iterable[Placed], notes: Notes) -> Observed:
-    """Put observations into columns, each checked: damaged ones go through `notes.guard`."""
+    """Put observations into columns, each checked: damaged ones go through `notes.guard`.
+
+    A header among them takes the place of `header`.
+    """
     requests = ColumnsBuilder(_REQUEST, tuple)
     engines = ColumnsBuilder(_ENGINE, attrgetter(*_ENGINE))
     phases: list[Phase] = []
@@ -70,7 +73,9 @@ def observed(header: Header, seen: Iterable[Placed], notes: Notes) -> Observed:
         for placed in block:
             with notes.guard(placed.where):
                 each = placed.seen
-                if isinstance(each, Request):
+                if isinstance(each, Header):
+                    header = each
+                elif isinstance(each, Request):
                     rows.append(_row(each, ended_s))
                 elif isinstance(each, Phase):
                     phases.append(_checked(each))

@@ -6,39 +6,34 @@ from pathlib import Path
 
 import msgspec
 
-from heddle_trace.errors import TraceError
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
-from heddle_trace.importers.sources import SourceFile, decoded
-from heddle_trace.observed.protocol import Observations, Placed
-from heddle_trace.observed.schema import Clock, EngineSample, Header, Observation, Phase, Request
+from heddle_trace.importers.sources import SourceFile
+from heddle_trace.observed.core import Observations, ObservedFormat, Placed
+from heddle_trace.observed.schema import EngineSample, Header, Observation, Phase, Request
 from heddle_trace.writing import packed, whole
 
 _DECODER = msgspec.json.Decoder(Header | Request | Phase | EngineSample)
 
 
-def write_observed(path: str | Path, header: Header, seen: Iterable[Observation]) -> int:
-    """Write observations, plain or gzip by suffix, and return their number.
+def write_observed(path: str | Path, header: Header, seen: Iterable[Observation]) -> None:
+    """Write observations, plain or gzip by suffix: whole or not at all.
 
-    The file appears whole or not at all. Raises OSError when the disk refuses.
+    Raises OSError when the disk refuses.
     """
-    place, count = Path(path), 0
-    encode = msgspec.json.Encoder().encode
+    place = Path(path)
     with ExitStack() as stack:
         stream = stack.enter_context(whole(place))
         if place.name.endswith(".gz"):
             stream = stack.enter_context(packed(stream))
-        stream.write(encode(header) + b"\n")
+        stream.write(msgspec.json.encode(header) + b"\n")
         for each in seen:
-            stream.write(encode(each) + b"\n")
-            count += 1
-    return count
+            stream.write(msgspec.json.encode(each) + b"\n")
 
 
-class ObservedFile:
-    """The format of `write_observed`."""
+class ObservedFile(ObservedFormat):
+    """The format of `write_observed`; its header comes first."""
 
-    clock: Clock = "shared"
     one_file = True
 
     def recognises(self, head: Head) -> bool:
@@ -47,21 +42,6 @@ class ObservedFile:
         return first.get("type") == "observed" and str(first.get("schema")).startswith("heddle.")
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
-        """All of the file; the first, of type `Header`, is left out."""
-        for where, line in sources[0].lines(notes):
-            notes.read += 1
-            with notes.guard(where):
-                seen = decoded(line, _DECODER)
-                if not isinstance(seen, Header):
-                    yield Placed(where, seen)
-
-
-def header_of(source: SourceFile) -> Header:
-    """The header of a file. Raises TraceError, naming the fault."""
-    for where, line in source.lines(notes := Notes()):
-        with notes.guard(where):
-            seen = decoded(line, _DECODER)
-            if isinstance(seen, Header):
-                return seen
-        break
-    raise TraceError(f"{source.path}: line 1: is no header of heddle.observed/1")
+        """All of the file."""
+        for where, seen in sources[0].rows(notes, _DECODER):
+            yield Placed(where, seen)

@@ -1,170 +1,92 @@
 """NeMo-RL's Perfetto traces: the driver's timers, and a track for each sample of a rollout.
 
-Source: NVIDIA-NeMo/RL#3879 and #3887: `nemo_rl/utils/trace.py` (Chrome trace events sorted by
-time; `B` and `E` on threads of the driver, `X` on tracks of the process `*_rollouts`) and the guide
-beside it; names of timers as in `nemo_rl/algorithms/grpo.py`. The span of a reward is the step of
-the environment (`calculate_rewards`), so it counts as a tool unless it ends the sample.
+Source: NVIDIA-NeMo/RL#3879 and #3887: `nemo_rl/utils/trace.py` (events sorted by time; spans of
+samples on tracks of the process `*_rollouts`) and the guide beside it; names of timers as in
+`nemo_rl/algorithms/grpo.py`. The span of a reward is the step of the environment
+(`calculate_rewards`), so it counts as a tool unless it ends the sample.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from heddle_trace.importers.generations import identifier, rl_step_of
+from heddle_trace.importers.generations import identifier
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
-from heddle_trace.importers.objects import head_objects, objects
-from heddle_trace.importers.sessions import Sessions
-from heddle_trace.importers.sources import SourceFile, converted
-from heddle_trace.observed.protocol import Observations, Placed
-from heddle_trace.observed.schema import Clock, Phase, PhaseName, Request
+from heddle_trace.importers.sources import SourceFile
+from heddle_trace.observed.chrome import ChromeSpan, chrome_spans, processes
+from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
+from heddle_trace.observed.schema import Phase, PhaseName, Request
 
-_NESTED: Final = {"traceEvents": "traceEvents.item"}
-_STEP: Final = "total_step_time"
+_DRIVER, _ROLLOUTS = "driver", "_rollouts"
 _PHASES: Final[Mapping[str, PhaseName]] = {
     **dict.fromkeys(("policy_training", "training_prep", "value_training"), "training"),
     **dict.fromkeys(("logprob_inference_prep", "policy_and_reference_logprobs"), "training"),
     **dict.fromkeys(("prepare_for_generation", "prepare_for_generation/total"), "update"),
-    **dict.fromkeys(
-        ("weight_sync", "prepare_for_generation/transfer_and_update_weights"), "update"
-    ),
+    "weight_sync": "update",
     "reward_calculation": "reward",
+    "total_step_time": "step",
     **dict.fromkeys(("validation", "checkpointing"), "other"),
-    _STEP: "step",
 }
-_TRACK: Final = re.compile(r"step (\d+)")
+_STEP: Final = re.compile(r"step (\d+)")
+_ANSWER: Final = re.compile("reward|env|tokeni")
 
 
-class _Event(msgspec.Struct):
-    ph: str
-    pid: int | str
-    tid: int | str = 0
-    name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class _Span(msgspec.Struct, array_like=True):
-    where: str
-    name: str
-    start_s: float
-    end_s: float
-    args: dict[str, Any]
-
-
-class NemoRl:
+class NemoRl(ObservedFormat):
     """A trajectory is a track of a sample."""
 
-    clock: Clock = "shared"
     one_file = True
 
     def recognises(self, head: Head) -> bool:
         """Trace events of a driver or of rollouts."""
-        return any(
-            raw.get("name") == "process_name" and _is_ours(raw.get("args"))
-            for raw in head_objects(head, _NESTED)
-            if raw.get("ph") == "M"
-        )
+        return any(name == _DRIVER or name.endswith(_ROLLOUTS) for name in processes(head))
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """Requests by turns, and phases of the driver."""
-        tracks: dict[str, str] = {}
-        rollouts: set[int | str] = set()
-        open_spans: dict[tuple[int | str, int | str], list[_Event]] = {}
-        with Sessions(_Span) as samples:
-            for where, raw in objects(sources[0], notes, _NESTED):
-                with notes.guard(where):
-                    event = converted(raw, _Event)
-                    track = f"{event.pid}/{event.tid}"
-                    if event.ph == "M":
-                        if event.name == "thread_name":
-                            tracks[track] = str(event.args.get("name"))
-                        elif event.name == "process_name" and _of_rollouts(event.args):
-                            rollouts.add(event.pid)
-                    elif event.ph == "X" and event.pid in rollouts:
-                        start_s = event.ts / 1e6
-                        end_s = start_s + event.dur / 1e6
-                        samples.add(track, _Span(where, event.name, start_s, end_s, event.args))
-                    elif event.ph in ("B", "E"):
-                        for phase in _phases(event, open_spans):
-                            yield Placed(where, phase)
-            for track, spans in samples:
-                with notes.guard(spans[0].where):
-                    yield from _sample(identifier(tracks.get(track, track)), spans)
+        phases: list[Placed] = []
+
+        def samples() -> Iterator[tuple[str, str, ChromeSpan]]:
+            for where, span in chrome_spans(sources[0], notes):
+                if span.process.endswith(_ROLLOUTS):
+                    yield span.track, where, span
+                elif span.name in _PHASES:
+                    name = _PHASES[span.name]
+                    phase = Phase(phase=name, start_s=span.start_s, end_s=span.end_s)
+                    phases.append(Placed(where, phase))
+
+        for track, spans in grouped(ChromeSpan, samples()):
+            with notes.guard(spans[0][0]):
+                for request in _requests(track, [span for _, span in spans]):
+                    yield Placed(spans[0][0], request)
+        yield from phases
 
 
-def _is_ours(args: Any) -> bool:
-    return isinstance(args, dict) and (args.get("name") == "driver" or _of_rollouts(args))
-
-
-def _of_rollouts(args: Mapping[str, Any]) -> bool:
-    return str(args.get("name")).endswith("_rollouts")
-
-
-def _phases(
-    event: _Event, open_spans: dict[tuple[int | str, int | str], list[_Event]]
-) -> Iterator[Phase]:
-    """The phase that an event of the driver ends."""
-    stack = open_spans.setdefault((event.pid, event.tid), [])
-    if event.ph == "B":
-        stack.append(event)
-        return
-    if not stack:
-        raise DamagedError("ends a span that never began: the file lacks its first part")
-    begun = stack.pop()
-    if event.ts < begun.ts:
-        raise DamagedError(f"span {begun.name!r} ends {(begun.ts - event.ts) / 1e6:g} s too early")
-    if begun.name in _PHASES:
-        yield Phase(
-            phase=_PHASES[begun.name],
-            start_s=begun.ts / 1e6,
-            end_s=event.ts / 1e6,
-            rl_step=rl_step_of(begun.args.get("step")),
-        )
-
-
-def _sample(name: str, spans: list[_Span]) -> Observations:
-    """The requests of a sample: each from the end of the one before to its environment's answer."""
+def _requests(track: str, spans: Sequence[ChromeSpan]) -> Iterator[Request]:
+    """Of a sample: what is before its first generation, and from each generation to the next."""
     whole = max(spans, key=lambda span: span.end_s - span.start_s)
-    inner = sorted((s for s in spans if s is not whole), key=lambda span: span.start_s)
-    generations = [span for span in inner if "generat" in span.name]
-    if not generations:
-        raise DamagedError(f"track {name!r} has no generation")
-    label = _TRACK.search(name)
+    made = sorted((s for s in spans if "generat" in s.name), key=lambda span: span.start_s)
+    if not made:
+        raise DamagedError(f"track {track[:60]!r} has no generation")
+    label, name = _STEP.search(track), identifier(track)
     rl_step = int(label[1]) if label else None
-    ends = [span.start_s for span in generations[1:]] + [whole.end_s]
-    yield Placed(
-        whole.where,
-        Request(
-            trajectory_id=name,
-            step=0,
-            rl_step=rl_step,
-            start_s=whole.start_s,
-            end_s=generations[0].start_s,
-        ),
-    )
-    for number, (made, end_s) in enumerate(zip(generations, ends, strict=True)):
-        after = [
-            span.end_s - span.start_s
-            for span in inner
-            if made.end_s - 1e-6 <= span.start_s < end_s
-            and any(word in span.name for word in ("reward", "env", "tokeni"))
+    begun = Request(trajectory_id=name, step=0, rl_step=rl_step, start_s=whole.start_s)
+    yield begun
+    ends = [*(span.start_s for span in made[1:]), whole.end_s]
+    for step, (span, end_s) in enumerate(zip(made, ends, strict=True)):
+        answers = [
+            each.end_s - each.start_s
+            for each in spans
+            if span.end_s - 1e-6 <= each.start_s < end_s and _ANSWER.search(each.name)
         ]
-        last = number == len(generations) - 1
-        yield Placed(
-            made.where,
-            Request(
-                trajectory_id=name,
-                step=number,
-                rl_step=rl_step,
-                start_s=made.start_s,
-                end_s=end_s,
-                llm_s=made.end_s - made.start_s,
-                tool_s=sum(after) if after and not last else None,
-                tool="environment" if after and not last else None,
-                reward_s=sum(after) if after and last else None,
-            ),
+        last, waited_s = span is made[-1], sum(answers) if answers else None
+        yield Request(
+            trajectory_id=name,
+            step=step,
+            rl_step=rl_step,
+            start_s=span.start_s,
+            end_s=end_s,
+            llm_s=span.end_s - span.start_s,
+            tool=None if last else "environment",
+            tool_s=None if last else waited_s,
+            reward_s=waited_s if last else None,
         )

@@ -7,6 +7,7 @@ Scrapes without times may follow one another, each after a comment `# TIME` with
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Final
@@ -16,8 +17,8 @@ from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.protocol import Observations, Placed
-from heddle_trace.observed.schema import Clock, EngineSample
+from heddle_trace.observed.core import Observations, ObservedFormat, Placed
+from heddle_trace.observed.schema import EngineSample
 
 _LINE: Final = re.compile(r"([A-Za-z_:][\w:]*)?(?:\{(.*)\})?\s+(\S+)(?:\s+(\S+))?\s*$")
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
@@ -25,18 +26,11 @@ _OURS: Final = re.compile(rb"\b(?:vllm|sglang):")
 _TIME: Final = "# TIME"
 _ENGINES: Final = ("instance", "pod", "engine", "engine_type", "dp_rank", "tp_rank")
 """Labels that name an engine."""
-_GAUGES: Final = {
-    "num_requests_running": "running",
-    "num_running_reqs": "running",
-    "num_requests_waiting": "waiting",
-    "num_queue_reqs": "waiting",
-}
-_SUMS: Final = {
-    "request_queue_time_seconds_sum": "queue_s",
-    "request_prefill_time_seconds_sum": "prefill_s",
-    "request_decode_time_seconds_sum": "decode_s",
-    "queue_time_seconds_sum": "queue_s",
-}
+_RUNNING: Final = dict.fromkeys(("num_requests_running", "num_running_reqs"), "running")
+_WAITING: Final = dict.fromkeys(("num_requests_waiting", "num_queue_reqs"), "waiting")
+_PARTS: Final = ("queue", "prefill", "decode")
+_SUMS: Final = {f"request_{part}_time_seconds_sum": f"{part}_s" for part in _PARTS}
+_KEYS: Final = {**_RUNNING, **_WAITING, **_SUMS, "queue_time_seconds_sum": "queue_s"}
 _NO_TIMES: Final = (
     "has samples without times: export them with `promtool tsdb dump-openmetrics`, or write a line "
     '`echo "# TIME $(date +%s)"` before each scrape'
@@ -47,11 +41,8 @@ _NO_ENGINES: Final = (
 )
 
 
-class Prometheus:
+class Prometheus(ObservedFormat):
     """Engines alone: what trajectories did while no engine had a request is not recorded."""
-
-    clock: Clock = "shared"
-    one_file = False
 
     def recognises(self, head: Head) -> bool:
         """Samples of vLLM or SGLang, or comments about them."""
@@ -60,17 +51,13 @@ class Prometheus:
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """A sample of an engine for each of its times."""
         for source in sources:
-            engines: dict[str, dict[float, dict[str, float]]] = {}
+            engines: dict[str, dict[float, dict[str, float]]] = defaultdict(dict)
             for where, name, labels, value, time_s in _samples(source, notes):
-                key = _GAUGES.get(name) or _SUMS.get(name)
-                if key is None:
-                    continue
                 found = [labels[label] for label in _ENGINES if label in labels]
-                times = engines.setdefault("/".join(found if found else [source.label]), {})
-                values = times.setdefault(time_s, {})
-                if key in values and name in _GAUGES:
+                values = engines["/".join(found or [source.label])].setdefault(time_s, {})
+                if _KEYS[name] in values and name not in _SUMS:
                     raise TraceError(f"{where}: {_NO_ENGINES.format(name=name)}")
-                values[key] = values.get(key, 0.0) + value
+                values[_KEYS[name]] = values.get(_KEYS[name], 0.0) + value
             for engine, times in engines.items():
                 for seen in _over_time(engine, times):
                     yield Placed(str(source.path), seen)
@@ -80,18 +67,13 @@ def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Itera
     """The samples of an engine; none of times at which it had no numbers of requests."""
     before: dict[str, float] = {}
     for time_s, now in sorted(times.items()):
-        deltas = {
-            # A counter that falls was reset: its engine was started again.
-            key: now[key] - before[key] if now[key] >= before[key] else now[key]
-            for key in dict.fromkeys(_SUMS.values())
-            if key in now and key in before
-        }
+        # A counter that falls was reset: its engine was started again.
+        keys = [key for key in _SUMS.values() if key in now and key in before]
+        more = {k: now[k] - before[k] if now[k] >= before[k] else now[k] for k in keys}
         before |= now
         if "running" in now:
-            waiting = now.get("waiting", 0.0)
-            yield EngineSample(
-                engine=engine, time_s=time_s, running=now["running"], waiting=waiting, **deltas
-            )
+            both = {"running": now["running"], "waiting": now.get("waiting", 0.0)}
+            yield EngineSample(engine=engine, time_s=time_s, **both, **more)
 
 
 def _samples(
@@ -101,13 +83,12 @@ def _samples(
     scraped_s: float | None = None
     for where, line in source.lines(notes):
         text = line.decode(errors="replace").strip()
-        if text.startswith(_TIME):
-            with notes.guard(where):
-                scraped_s = seconds(_number(text.removeprefix(_TIME).strip()))
-        if text.startswith("#") or not _OURS.search(line):
-            continue
-        notes.read += 1
         with notes.guard(where):
+            if text.startswith(_TIME):
+                scraped_s = seconds(_number(text.removeprefix(_TIME)))
+            if text.startswith("#") or not _OURS.search(line):
+                continue
+            notes.read += 1
             match = _LINE.match(text)
             if match is None:
                 raise DamagedError("is no sample: NAME{LABELS} VALUE [TIME] is expected")
@@ -117,8 +98,7 @@ def _samples(
             time_s = scraped_s if time is None else seconds(_number(time))
             if time_s is None:
                 raise TraceError(f"{where}: {_NO_TIMES}")
-            number = _number(value)
-            if isfinite(number):
+            if name in _KEYS and isfinite(number := _number(value)):
                 yield where, name, labels, number, time_s
 
 

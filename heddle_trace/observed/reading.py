@@ -14,10 +14,10 @@ from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.run import import_trace
 from heddle_trace.importers.sources import SourceFile, sources
 from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.files import ObservedFile, header_of
+from heddle_trace.observed.core import ObservedFormat, Placed
+from heddle_trace.observed.files import ObservedFile
 from heddle_trace.observed.nemo_rl import NemoRl
 from heddle_trace.observed.prometheus import Prometheus
-from heddle_trace.observed.protocol import ObservedFormat, Placed
 from heddle_trace.observed.records import requests_of
 from heddle_trace.observed.rl_insight import RlInsight
 from heddle_trace.observed.schema import SCHEMA, Header
@@ -73,7 +73,7 @@ def read_observed(paths: Sequence[str | Path], *, skip_bad: bool = False) -> Rea
         raise TraceError(
             f"{own[0].path} and {own[1].path} are two runs, each with a clock of its own: name one"
         )
-    header = header_of(own[0]) if name == "observed" else _header(name, kind.clock)
+    header = Header(schema=SCHEMA, source=name, clock=kind.clock)
     steps = observed(header, kind.observations(own, notes), notes)
     _check(steps, own[0], notes)
     foreign = tuple(str(source.path) for source in files if not named[source])
@@ -86,10 +86,6 @@ def _files(path: Path) -> list[Path]:
 
 def _format(head: Head) -> str:
     return next((n for n, each in OBSERVED_FORMATS.items() if each.recognises(head)), "")
-
-
-def _header(name: str, clock: str) -> Header:
-    return Header(schema=SCHEMA, source=name, clock="shared" if clock == "shared" else "trajectory")
 
 
 def _of_trace(
@@ -110,9 +106,8 @@ def _of_trace(
 
 def _timed(trace: Trace, name: str, first: SourceFile, notes: Notes) -> ReadSteps:
     arrives = any(record.arrival_s is not None for record in trace.records)
-    steps = observed(
-        _header(name, "shared" if arrives else "trajectory"), _placed(trace, first), notes
-    )
+    header = Header(schema=SCHEMA, source=name, clock="shared" if arrives else "trajectory")
+    steps = observed(header, _placed(trace, first), notes)
     _check(steps, first, notes)
     return ReadSteps(steps, name, notes)
 

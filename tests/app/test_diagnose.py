@@ -15,7 +15,7 @@ from heddle.runs import load_run
 from heddle_trace import read_trace
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.protocol import Placed
+from heddle_trace.observed.core import Placed
 from heddle_trace.observed.reading import OBSERVED_FORMATS, read_observed
 from heddle_trace.observed.schema import SCHEMA, Header, Observation, Phase, Request
 from tests.app.journals import Heddle, last_run
