@@ -5,7 +5,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from heddle.comparison.tuning import with_policy
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError
 from heddle.cost.prices import prices_of
 from heddle.planning.blocks import block, framework_of
 from heddle.planning.deployment import deployment_of
@@ -73,20 +75,19 @@ def _remedy(
 ) -> Remedy:
     ratio = faster(each, ran)
     low, high = ratio.ends
-    name = framework or framework_of(each.candidate.policy)
-    setup = prepare(
-        replace(
-            found.setup.config,
-            policy=replace(found.setup.config.policy, preset=each.candidate.policy),
-            cluster=each.candidate.cluster,
-        ),
-        workspace=shared,
-    )
+    candidate = each.candidate
+    name = framework or framework_of(candidate.policy)
+    config = with_policy(found.setup.config, candidate.policy, candidate.cluster)
+    setup = prepare(config, workspace=shared)
+    try:
+        text = block(deployment_of(setup, (each,)), name)
+    except ConfigError as error:
+        text = f"# no settings of {name} to paste: {error}"
     return Remedy(
-        setting=f"{each.candidate.policy} with {each.setting}",
+        setting=f"{candidate.policy} with {each.setting}",
         saving=1.0 - 1.0 / ratio.mean,
         low=1.0 - 1.0 / max(low, 1e-9),
         high=1.0 - 1.0 / max(high, 1e-9),
         framework=name,
-        block=block(deployment_of(setup, (each,)), name),
+        block=text,
     )

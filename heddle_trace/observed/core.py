@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.notes import Notes
+from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.observed.schema import Clock, Header, Observation
@@ -43,6 +44,13 @@ class ObservedFormat(ABC):
 
         Damaged records go through `notes.guard`. Raises TraceError for a file as a whole.
         """
+
+
+def number_in(text: str) -> float:
+    """A number. Raises DamagedError for what is none."""
+    with suppress(ValueError):
+        return float(text)
+    raise DamagedError(f"{text[:40]!r} is no number")
 
 
 def grouped(

@@ -10,35 +10,30 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
-from typing import Final
+from typing import Final, TypeAlias
 
 from heddle_trace.errors import TraceError
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed
+from heddle_trace.observed.core import Observations, ObservedFormat, Placed, number_in
 from heddle_trace.observed.schema import EngineSample
 
 _LINE: Final = re.compile(r"([A-Za-z_:][\w:]*)?(?:\{(.*)\})?\s+(\S+)(?:\s+(\S+))?\s*$")
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _OURS: Final = re.compile(rb"\b(?:vllm|sglang):")
-_TIME: Final = "# TIME"
 _ENGINES: Final = ("instance", "pod", "engine", "engine_type", "dp_rank", "tp_rank")
 """Labels that name an engine."""
-_RUNNING: Final = dict.fromkeys(("num_requests_running", "num_running_reqs"), "running")
-_WAITING: Final = dict.fromkeys(("num_requests_waiting", "num_queue_reqs"), "waiting")
-_PARTS: Final = ("queue", "prefill", "decode")
-_SUMS: Final = {f"request_{part}_time_seconds_sum": f"{part}_s" for part in _PARTS}
-_KEYS: Final = {**_RUNNING, **_WAITING, **_SUMS, "queue_time_seconds_sum": "queue_s"}
-_NO_TIMES: Final = (
-    "has samples without times: export them with `promtool tsdb dump-openmetrics`, or write a line "
-    '`echo "# TIME $(date +%s)"` before each scrape'
-)
-_NO_ENGINES: Final = (
-    "has two values of {name} at one time and no label that names their engines: give each engine "
-    "a file of its own, or keep the labels instance or engine"
-)
+_SUMS: Final = ("queue_s", "prefill_s", "decode_s")
+_KEYS: Final = {
+    **dict.fromkeys(("num_requests_running", "num_running_reqs"), "running"),
+    **dict.fromkeys(("num_requests_waiting", "num_queue_reqs"), "waiting"),
+    **{f"request_{key[:-2]}_time_seconds_sum": key for key in _SUMS},
+    "queue_time_seconds_sum": "queue_s",
+}
+_NO_ENGINE: Final = "no label names its engine: keep the label instance, or a file for each engine"
+_NO_TIMES: Final = "has samples without times: write a line `# TIME SECONDS` before each scrape"
 
 
 class Prometheus(ObservedFormat):
@@ -55,8 +50,8 @@ class Prometheus(ObservedFormat):
             for where, name, labels, value, time_s in _samples(source, notes):
                 found = [labels[label] for label in _ENGINES if label in labels]
                 values = engines["/".join(found or [source.label])].setdefault(time_s, {})
-                if _KEYS[name] in values and name not in _SUMS:
-                    raise TraceError(f"{where}: {_NO_ENGINES.format(name=name)}")
+                if _KEYS[name] in values and _KEYS[name] not in _SUMS:
+                    raise TraceError(f"{where}: a second {name} at one time, and {_NO_ENGINE}")
                 values[_KEYS[name]] = values.get(_KEYS[name], 0.0) + value
             for engine, times in engines.items():
                 for seen in _over_time(engine, times):
@@ -68,24 +63,25 @@ def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Itera
     before: dict[str, float] = {}
     for time_s, now in sorted(times.items()):
         # A counter that falls was reset: its engine was started again.
-        keys = [key for key in _SUMS.values() if key in now and key in before]
+        keys: list[str] = [key for key in _SUMS if key in now and key in before]
         more = {k: now[k] - before[k] if now[k] >= before[k] else now[k] for k in keys}
         before |= now
         if "running" in now:
-            both = {"running": now["running"], "waiting": now.get("waiting", 0.0)}
-            yield EngineSample(engine=engine, time_s=time_s, **both, **more)
+            more |= {"running": now["running"], "waiting": now.get("waiting", 0.0)}
+            yield EngineSample(engine=engine, time_s=time_s, **more)
 
 
-def _samples(
-    source: SourceFile, notes: Notes
-) -> Iterator[tuple[str, str, dict[str, str], float, float]]:
+_Sample: TypeAlias = tuple[str, str, dict[str, str], float, float]
+
+
+def _samples(source: SourceFile, notes: Notes) -> Iterator[_Sample]:
     """Place, name without its system, labels, value and Unix time of each sample of an engine."""
     scraped_s: float | None = None
     for where, line in source.lines(notes):
         text = line.decode(errors="replace").strip()
         with notes.guard(where):
-            if text.startswith(_TIME):
-                scraped_s = seconds(_number(text.removeprefix(_TIME)))
+            if text.startswith("# TIME"):
+                scraped_s = seconds(number_in(text[6:]))
             if text.startswith("#") or not _OURS.search(line):
                 continue
             notes.read += 1
@@ -95,15 +91,8 @@ def _samples(
             name, inner, value, time = match.groups()
             labels = dict(_LABEL.findall(inner or ""))
             name = (name or labels.get("__name__", "")).partition(":")[2]
-            time_s = scraped_s if time is None else seconds(_number(time))
+            time_s = scraped_s if time is None else seconds(number_in(time))
             if time_s is None:
                 raise TraceError(f"{where}: {_NO_TIMES}")
-            if name in _KEYS and isfinite(number := _number(value)):
+            if name in _KEYS and isfinite(number := number_in(value)):
                 yield where, name, labels, number, time_s
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise DamagedError(f"{text[:40]!r} is no number") from None

@@ -20,7 +20,7 @@ from heddle_trace.observed.reading import OBSERVED_FORMATS, read_observed
 from heddle_trace.observed.schema import SCHEMA, Header, Observation, Phase, Request
 from tests.app.journals import Heddle, last_run
 
-FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "fixtures" / "observed"
+FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
 SAMPLES = {
     "tracelab.jsonl": {"llm": 17.5, "tool": 5.0},
     "nemo_rl.json": {
@@ -258,7 +258,7 @@ def test_metrics_need_times_and_names_of_engines(refused: Callable[..., str], tm
     path.write_text('vllm:num_requests_running{model_name="m"} 1.0\n')
     assert "samples without times" in refused("diagnose", path, *QUICK)
     path.write_text("# TIME 1767225600\n" + 'vllm:num_requests_running{model_name="m"} 1.0\n' * 2)
-    assert "no label that names their engines" in refused("diagnose", path, *QUICK)
+    assert "no label names its engine" in refused("diagnose", path, *QUICK)
 
 
 def test_scrapes_after_one_another_are_read(heddle: Heddle, tmp_path: Path):
