@@ -11,6 +11,7 @@ import rich_click as click
 
 from heddle.cli.logs import USUAL, rules_of
 from heddle.cli.options import config_files, settings_option, take_config
+from heddle.config_error import require
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
@@ -67,14 +68,17 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[Observed, Config, 
     from heddle.diagnosis.own_runs import observed_run, own_run
     from heddle_trace.observed.reading import read_observed
 
-    run = own_run(Path(sources[0])) if len(sources) == 1 else None
+    runs = [own_run(Path(source)) for source in sources]
+    require(len(runs) == 1 or not any(runs), "name one RUN: each is diagnosed by itself")
+    run = runs[0]
     with progress(f"reading {sources[0]}"):
         if run is not None:
             own = run.config
             steps = observed_run(run)
             config = replace(config, cluster=own.cluster, policy=own.policy, seed=own.seed)
             return steps, config, steps.header.source
-        read = read_observed(sources, skip_bad=config.logs.skip_bad)
+        logs = config.logs
+        read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad)
     for what, count in {**read.notes.dropped, **read.notes.assumed}.items():
         click.echo(f"{count:,} {what}", err=True)
     for path in read.foreign:
@@ -146,6 +150,9 @@ def _show(found: "Diagnosis") -> None:
         )
         click.echo()
     fact("source", found.source)
+    over = sum(step.running_over for step in found.steps)
+    if over:
+        fact("overlap", f"{over:,} trajectories ran over the end of a step, and count in both")
     if found.absent:
         fact("absent", f"not recorded, so part of others or unaccounted: {', '.join(found.absent)}")
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from heddle.diagnosis.intervals import requests_over_time
 from heddle.diagnosis.parts import BINS, EngineTime, Path, Step
 from heddle.runs.journal_columns import Floats
 from heddle_trace.observed.columns import Observed
@@ -14,19 +15,9 @@ def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[Engin
 
     Between two samples an engine has the requests of the first.
     """
-    name, at_s = seen.engines["engine"], seen.engines["time_s"].values
-    running, waiting = (seen.engines[key].values for key in ("running", "waiting"))
-    times = np.unique(at_s)
+    times, per_engine = requests_over_time(seen)
     length = np.diff(times)
-    busy, queued = np.zeros(len(length)), np.zeros(len(length))
-    per_engine = []
-    for own in name.occurring().values():
-        order = own[np.argsort(at_s[own], kind="stable")]
-        place = np.searchsorted(at_s[order], times[:-1], side="right") - 1
-        there = place >= 0
-        now, wait = (np.where(there, values[order][place], 0.0) for values in (running, waiting))
-        busy, queued = busy + now, queued + wait
-        per_engine.append((now, wait))
+    busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
     took = {part: _total(seen, part) for part in TOLD}
     total_s, asked_s = float(length.sum()), float(length[busy > 0].sum())
     all_s = sum(took.values())
@@ -44,17 +35,21 @@ def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[Engin
         parts=parts,
         trajectories=0,
         longest=0,
+        running_over=0,
     )
-    engines = [
-        EngineTime(
-            engine=word,
-            busy_s=float(length[now > 0].sum()),
-            idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
-            mean_batch=float((now * length).sum()) / max(float(length[now > 0].sum()), 1e-9),
-            batch=_binned(times, now),
+    engines = []
+    for name, (running, _) in per_engine.items():
+        now = running[:-1]
+        busy_s = float(length[now > 0].sum())
+        engines.append(
+            EngineTime(
+                engine=name,
+                busy_s=busy_s,
+                idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
+                mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
+                batch=_binned(times, now),
+            )
         )
-        for word, (now, _) in zip(name.occurring(), per_engine, strict=True)
-    ]
     return [step], [], engines
 
 

@@ -13,7 +13,8 @@ from heddle_trace.observed.schema import TIMES
 MOVED, AGAIN = "prefill_moved", "prefill_again"
 """Prefill of a context that another engine had, and that the same engine had dropped."""
 PARTS: Final = (*(name.removesuffix("_s") for name in TIMES), MOVED, AGAIN)
-QUEUE, COMPUTING = PARTS.index("queue"), ("prefill", "decode", "llm", "lost", MOVED, AGAIN)
+QUEUE, LLM = PARTS.index("queue"), PARTS.index("llm")
+COMPUTING: Final = ("prefill", "decode", "llm", "lost", MOVED, AGAIN)
 """Parts in which an engine has a request."""
 
 
@@ -110,3 +111,19 @@ def spans(found: Sequence[Floats], trajectory: Ints) -> tuple[Ints, Floats, Floa
     np.minimum.at(first, at, start_s)
     np.maximum.at(last, at, end_s)
     return codes, first, last
+
+
+def requests_over_time(seen: Observed) -> tuple[Floats, dict[str, tuple[Floats, Floats]]]:
+    """Times of samples of engines, and by engine the requests that run and wait from each on."""
+    name, at_s = seen.engines["engine"], seen.engines["time_s"].values
+    times = np.unique(at_s)
+    found = {}
+    for engine, own in name.occurring().items():
+        order = own[np.argsort(at_s[own], kind="stable")]
+        place = np.searchsorted(at_s[order], times, side="right") - 1
+        running, waiting = (
+            np.where(place >= 0, seen.engines[key].values[order][place], 0.0)
+            for key in ("running", "waiting")
+        )
+        found[engine] = (running, waiting)
+    return times, found

@@ -8,14 +8,24 @@ of its own. What nothing accounts for is shown.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from heddle.diagnosis.intervals import PARTS, QUEUE, Intervals, intervals, spans
+from heddle.diagnosis.intervals import (
+    LLM,
+    PARTS,
+    QUEUE,
+    Intervals,
+    intervals,
+    requests_over_time,
+    spans,
+)
 from heddle.reports.curves import time_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
+from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import Observed
 
 TAIL: Final = 32
@@ -25,6 +35,9 @@ LEAST: Final = 8
 PHASES: Final = ("training", "update", "reward", "other")
 """Of a trainer; the first of them that is under way takes the time."""
 BINS: Final = 50
+_SEVERAL: Final = (
+    "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,8 @@ class Step:
     trajectories: int
     longest: int
     """Trajectories that are left in the part `tail`."""
+    running_over: int
+    """Trajectories that go on in the next step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +79,10 @@ class EngineTime:
     """Requests in each of `BINS` equal times."""
 
 
+class StepsError(ValueError):
+    """Steps that cannot be of one run."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     label: int | None
@@ -72,8 +91,18 @@ class _Window:
 
 
 def windows(seen: Observed, start_s: Floats, end_s: Floats) -> list[_Window]:
-    """The measured steps: as recorded, by the number of the step, or all of the source."""
-    steps = [phase for phase in seen.phases if phase.phase == "step"]
+    """The measured steps: as recorded, by the number of the step, or all of the source.
+
+    Raises:
+        StepsError: a step ends before the one before it.
+    """
+    steps = sorted((p for p in seen.phases if p.phase == "step"), key=lambda each: each.start_s)
+    for before, after in pairwise(steps):
+        if after.start_s < before.end_s - SLACK_S:
+            raise StepsError(
+                f"a step begins {before.end_s - after.start_s:,.1f} s before the one before it has "
+                f"ended: {_SEVERAL}"
+            )
     if steps:
         return [_Window(each.rl_step, each.start_s, each.end_s) for each in steps]
     ends: dict[int, list[float]] = {}
@@ -89,6 +118,8 @@ def windows(seen: Observed, start_s: Floats, end_s: Floats) -> list[_Window]:
         return [_Window(None, begin_s, max([*(p.end_s for p in seen.phases), *end_s.tolist()]))]
     found = []
     for each, last in sorted(ends.items()):
+        if max(last) < begin_s:
+            raise StepsError(f"step {each} ends before the step before it: {_SEVERAL}")
         found.append(_Window(each, begin_s, max(last)))
         begin_s = max(last)
     return found
@@ -123,7 +154,13 @@ def _alone(
     ]
     parts = _rest(_sums(cut.part, cut.end_s - cut.start_s), total_s)
     step = Step(
-        label=None, start_s=0.0, end_s=total_s, parts=parts, trajectories=len(codes), longest=0
+        label=None,
+        start_s=0.0,
+        end_s=total_s,
+        parts=parts,
+        trajectories=len(codes),
+        longest=0,
+        running_over=0,
     )
     return [step], paths, []
 
@@ -147,63 +184,92 @@ def _path(window: _Window, code: int, cut: Intervals, name: str) -> Path:
     return Path(trajectory=name, lasts_s=lasts_s, parts=_rest(parts, lasts_s))
 
 
-def _step(window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: Observed) -> Step:
-    begin_s, end_s = window.start_s, window.end_s
-    cut = cut.of((cut.end_s > begin_s) & (cut.start_s < end_s))
-    phases = [p for p in seen.phases if p.phase in PHASES]
-    busy = cut.computing
-    marks = [first_s, last_s, cut.start_s[busy], cut.end_s[busy]]
-    marks.append(np.array([at for p in phases for at in (p.start_s, p.end_s)]))
-    edges = np.unique(np.clip(np.concatenate([*marks, [begin_s, end_s]]), begin_s, end_s))
-    length = np.diff(edges)
+class _Grid:
+    """Times of a step between which nothing begins or ends."""
 
-    def under_way(start_s: Floats, stop_s: Floats) -> Ints:
-        change = np.bincount(np.searchsorted(edges, start_s), minlength=len(edges))
-        change -= np.bincount(np.searchsorted(edges, stop_s), minlength=len(edges))
+    def __init__(self, window: _Window, marks: Sequence[Floats]) -> None:
+        ends = self._ends = (window.start_s, window.end_s)
+        self.edges = np.unique(np.clip(np.concatenate([*marks, ends]), *ends))
+        self.length = np.diff(self.edges)
+
+    def under_way(self, start_s: Floats, end_s: Floats) -> Ints:
+        """How many of the intervals hold each time."""
+        change = np.zeros(len(self.edges), np.int64)
+        for times, sign in ((start_s, 1), (end_s, -1)):
+            place = np.searchsorted(self.edges, np.clip(times, *self._ends))
+            change += sign * np.bincount(place, minlength=len(change))
         return np.cumsum(change)[:-1]
 
-    def clipped(start_s: Floats, stop_s: Floats) -> tuple[Floats, Floats]:
-        return np.clip(start_s, begin_s, end_s), np.clip(stop_s, begin_s, end_s)
-
-    parts: dict[str, float] = {}
-    free = np.ones(len(length), bool)
-    for name in PHASES:
-        own = [(p.start_s, p.end_s) for p in phases if p.phase == name]
-        if own:
-            starts, stops = clipped(*(np.array(column) for column in zip(*own, strict=True)))
-            now = free & (under_way(starts, stops) > 0)
-            parts[name] = float(length[now].sum())
-            free &= ~now
-    active = under_way(*clipped(first_s, last_s))
-    share = np.divide(1.0, active, out=np.zeros(len(length)), where=free & (active > 0))
-    longest = max(1, len(last_s) // TAIL) if len(last_s) >= LEAST else 0
-    tail = np.zeros(len(length), bool)
-    if longest:
-        since_s = np.sort(last_s)[len(last_s) - longest - 1]
-        tail = free & (active > 0) & (edges[:-1] >= since_s)
-    asked = under_way(*clipped(cut.start_s[busy], cut.end_s[busy])) > 0
-
-    def within(where: Bools, own: Intervals) -> Floats:
-        passed = np.append(0.0, np.cumsum(length * share * where))
-        ends = (np.interp(at, edges, passed) for at in clipped(own.start_s, own.end_s))
-        before, after = ends
+    def within(self, weight: Floats, own: Intervals) -> Floats:
+        """Seconds of each interval, weighted by the time in which they pass."""
+        passed = np.append(0.0, np.cumsum(self.length * weight))
+        ends = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
+        before, after = (np.interp(times, self.edges, passed) for times in ends)
         return np.asarray(after - before, np.float64)
 
-    waiting = cut.of(cut.part == QUEUE)
-    parts["stalled"] = float(within(~asked, waiting).sum())
-    parts["tail"] = float(length[tail].sum()) - float(within(tail & ~asked, waiting).sum())
-    whole = _sums(cut.part, within(~tail, cut))
-    whole["queue"] = float(within(~tail & asked, waiting).sum())
-    parts["idle"] = float(length[free & (active == 0)].sum())
-    found = {name: value for name, value in {**whole, **parts}.items() if value > 0.0}
+    def sum(self, where: Bools) -> float:
+        return float(self.length[where].sum())
+
+
+def _step(window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: Observed) -> Step:
+    cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
+    marks = [first_s, last_s, *(getattr(cut.of(cut.computing), n) for n in ("start_s", "end_s"))]
+    marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
+    marks += [seen.engines["time_s"].values] if seen.engines else []
+    grid = _Grid(window, marks)
+    parts, free = _trainer(grid, seen)
+    active = grid.under_way(first_s, last_s)
+    free_active = free & (active > 0)
+    share = np.divide(1.0, active, out=np.zeros(len(active)), where=free_active)
+    longest = max(1, len(last_s) // TAIL) if len(last_s) >= LEAST else 0
+    since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
+    tail = free_active & (grid.edges[:-1] >= since_s)
+    asked, waits = _asked(grid, cut, seen)
+    waiting, rest = cut.of(waits), cut.of(~waits)
+    parts["stalled"] = float(grid.within(share * ~asked, waiting).sum())
+    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~asked), waiting).sum())
+    parts["idle"] = grid.sum(free & (active == 0))
+    parts |= _sums(rest.part, grid.within(share * ~tail, rest))
+    parts |= _sums(waiting.part, grid.within(share * (~tail & asked), waiting))
+    found = {name: value for name, value in parts.items() if value > 0.0}
     return Step(
         label=window.label,
-        start_s=begin_s,
-        end_s=end_s,
-        parts=_rest(found, end_s - begin_s),
+        start_s=window.start_s,
+        end_s=window.end_s,
+        parts=_rest(found, window.end_s - window.start_s),
         trajectories=len(last_s),
         longest=longest,
+        running_over=int((last_s > window.end_s + SLACK_S).sum()),
     )
+
+
+def _trainer(grid: _Grid, seen: Observed) -> tuple[dict[str, float], Bools]:
+    """Seconds of each phase of the trainer, and the times in which it does nothing."""
+    parts: dict[str, float] = {}
+    free = np.ones(len(grid.length), bool)
+    for name in PHASES:
+        own = np.array([(p.start_s, p.end_s) for p in seen.phases if p.phase == name])
+        if len(own):
+            now = free & (grid.under_way(own[:, 0], own[:, 1]) > 0)
+            parts[name] = grid.sum(now)
+            free &= ~now
+    return parts, free
+
+
+def _asked(grid: _Grid, cut: Intervals, seen: Observed) -> tuple[Bools, Bools]:
+    """Times in which some engine has a request, and the intervals that wait for one.
+
+    Where engines were sampled they say it; a request that none of them has waits, too.
+    """
+    computing = cut.of(cut.computing)
+    asked = grid.under_way(computing.start_s, computing.end_s) > 0
+    if not seen.engines:
+        return asked, cut.part == QUEUE
+    times, engines = requests_over_time(seen)
+    running = np.sum([each for each, _ in engines.values()], axis=0)
+    at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
+    known = (at >= 0) & (at < len(times) - 1)
+    return np.where(known, running[at] > 0, asked), np.isin(cut.part, (QUEUE, LLM))
 
 
 def _engines(seen: Observed, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:

@@ -72,7 +72,8 @@ class Diagnosis:
             f"{share * 100.0:.0f} % {f'of {of} ' if at == 0 else ''}{self.words(name)}"
             for at, (name, share) in enumerate(shares)
         ]
-        return "; ".join(said) + "."
+        blind = {"prefill", "decode"} <= set(self.absent)
+        return "; ".join(said) + "." + (" No time of a generation is recorded." if blind else "")
 
     def words(self, name: str) -> str:
         """What a part is."""

@@ -11,6 +11,7 @@ import numpy as np
 from heddle_trace.columns import ColumnsBuilder, Floats, TraceColumn, kinds_of
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.importers.notes import DamagedError, Notes
+from heddle_trace.limits import MAX_WAIT_S
 from heddle_trace.observed.core import Placed
 from heddle_trace.observed.schema import TIMES, EngineSample, Header, Observation, Phase, Request
 
@@ -104,7 +105,10 @@ def _row(request: Request, ended_s: dict[str, float]) -> list[Any]:
             f"start_s: begins {before_s - start_s:,.3f} s before the request before it has ended: "
             "the clocks of two hosts differ, or two runs are in one file"
         )
-    parts_s = sum(part for part in _PARTS(request) if part is not None)
+    parts = [part for part in _PARTS(request) if part is not None]
+    if not all(0.0 <= part <= MAX_WAIT_S for part in parts):
+        raise DamagedError(f"a part takes {min(parts):g} to {max(parts):g} s, which none does")
+    parts_s = sum(parts)
     if end_s is None:
         end_s = start_s + parts_s
     if end_s < start_s - SLACK_S:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from heddle_trace.errors import TraceError
 from heddle_trace.files import read_trace
 from heddle_trace.importers.folders import within
+from heddle_trace.importers.formats import AUTO
 from heddle_trace.importers.heads import Head, head_of
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.run import import_trace
@@ -32,6 +34,9 @@ OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
     "prometheus": Prometheus(),
 }
 """Formats of measured steps; logs of a format of traces are read as a trace."""
+METRICS: Final = "prometheus"
+UNIX: Final = frozenset(("rl-insight",))
+"""Formats in Unix time, beside which metrics may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,10 @@ class ReadSteps:
     """Files of a folder that are of another format, or of none."""
 
 
-def read_observed(paths: Sequence[str | Path], *, skip_bad: bool = False) -> ReadSteps:
-    """Read the measured steps of files and folders, or of a trace.
+def read_observed(
+    paths: Sequence[str | Path], *, format: str = AUTO, skip_bad: bool = False
+) -> ReadSteps:
+    """Read the measured steps of files and folders, or of a trace; `format` is that of logs.
 
     Raises TraceError, naming file and line, for what is damaged, holds several runs, or has no
     times; with `skip_bad` damaged records are left out and counted.
@@ -58,6 +65,9 @@ def read_observed(paths: Sequence[str | Path], *, skip_bad: bool = False) -> Rea
     shown = {source: head_of(source) for source in files}
     named = {source: _format(head) for source, head in shown.items()}
     found = dict.fromkeys(name for name in named.values() if name)
+    metrics = [source for source in files if named[source] == METRICS]
+    if len(found) == 2 and metrics and UNIX.intersection(found):
+        del found[METRICS]
     if len(found) > 1:
         one, other = (next(s for s, n in named.items() if n == name) for name in list(found)[:2])
         raise TraceError(
@@ -65,16 +75,19 @@ def read_observed(paths: Sequence[str | Path], *, skip_bad: bool = False) -> Rea
             "of two sources; name the files of one"
         )
     if not found:
-        return _of_trace(paths, shown, notes)
+        return _of_trace(paths, format, shown, notes)
     name = next(iter(found))
     kind = OBSERVED_FORMATS[name]
-    own = [source for source in files if named[source]]
+    own = [source for source in files if named[source] == name]
     if kind.one_file and len(own) > 1:
         raise TraceError(
             f"{own[0].path} and {own[1].path} are two runs, each with a clock of its own: name one"
         )
     header = Header(schema=SCHEMA, source=name, clock=kind.clock)
-    steps = observed(header, kind.observations(own, notes), notes)
+    seen = kind.observations(own, notes)
+    if name != METRICS and metrics:
+        seen = chain(seen, OBSERVED_FORMATS[METRICS].observations(metrics, notes))
+    steps = observed(header, seen, notes)
     _check(steps, own[0], notes)
     foreign = tuple(str(source.path) for source in files if not named[source])
     return ReadSteps(steps, name, notes, foreign)
@@ -89,7 +102,7 @@ def _format(head: Head) -> str:
 
 
 def _of_trace(
-    paths: Sequence[str | Path], shown: Mapping[SourceFile, Head], notes: Notes
+    paths: Sequence[str | Path], format: str, shown: Mapping[SourceFile, Head], notes: Notes
 ) -> ReadSteps:
     """Of a trace, or of logs that are imported as one."""
     first = next(iter(shown))
@@ -97,7 +110,7 @@ def _of_trace(
         return _timed(read_trace(first.path), "trace", first, notes)
     with TemporaryDirectory() as folder:
         made = Path(folder) / "trace.jsonl"
-        report = import_trace(paths, made, skip_bad=notes.skip_bad)
+        report = import_trace(paths, made, format=format, skip_bad=notes.skip_bad)
         notes.read, notes.damaged = report.read, report.damaged
         notes.dropped |= report.dropped
         notes.first_damaged += report.first_damaged

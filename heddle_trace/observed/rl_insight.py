@@ -15,8 +15,9 @@ from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.objects import head_objects, objects
 from heddle_trace.importers.otel import NESTED, attributes_of, time_of
-from heddle_trace.importers.sources import SourceFile
+from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import parsed_text, whole
+from heddle_trace.limits import MAX_WAIT_S, Tokens
 from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
 from heddle_trace.observed.schema import Request
 
@@ -69,10 +70,11 @@ def _turn(raw: dict[str, Any], found: dict[str, Any]) -> _Turn:
     )
     if start_s is None or end_s is None:
         raise DamagedError("span has no start and end time: export the spans with both")
-    if end_s < start_s:
-        raise DamagedError(f"span ends {start_s - end_s:g} s before it begins")
+    if not 0.0 <= end_s - start_s <= MAX_WAIT_S:
+        raise DamagedError(f"span lasts {end_s - start_s:g} s, which no generation does")
     tools, uid = parsed_text(found.get("tools")), found.get("uid")
-    made, given = (whole(found.get(f"{key}_tokens")) for key in ("completion", "prompt"))
+    counts = [whole(found.get(f"{key}_tokens")) for key in ("completion", "prompt")]
+    made, given = converted(counts, list[Tokens | None])
     request = Request(
         trajectory_id=identifier(str(found[_LANE])),
         step=0,
@@ -81,7 +83,7 @@ def _turn(raw: dict[str, Any], found: dict[str, Any]) -> _Turn:
         start_s=start_s,
         llm_s=end_s - start_s,
         tool=tool_name(tuple(map(str, tools)) if isinstance(tools, list) and tools else ("",)),
-        input_tokens=given if isinstance(given, int) else None,
-        output_tokens=made if isinstance(made, int) else None,
+        input_tokens=given,
+        output_tokens=made,
     )
     return _Turn(start_s, end_s, request)

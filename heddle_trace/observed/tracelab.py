@@ -13,7 +13,7 @@ from heddle_trace.importers.generations import identifier, tool_name
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.limits import Tokens
+from heddle_trace.limits import RlStep, Tokens
 from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
 from heddle_trace.observed.schema import Request
 
@@ -32,7 +32,7 @@ class _Tool(msgspec.Struct):
 
 class _Round(msgspec.Struct):
     session_id: str
-    round_index: int
+    round_index: RlStep
     timing_events: list[_Event]
     round_id: str | None = None
     tools: list[_Tool] | None = None

@@ -82,7 +82,7 @@ def test_the_sentence_names_the_largest_parts(heddle: Heddle):
     done = heddle("diagnose", FIXTURES / "nemo_rl.json", *QUICK)
     first, *rest = done.stdout.splitlines()
     assert first.startswith("48 % of your step is generation")
-    assert first.endswith("30 % is training; 7 % waits for tools.")
+    assert "; 30 % is training; 7 % " in first
     assert any(line.split() == ["measured", "30.0", "100.0", "%"] for line in rest)
     assert max(map(len, rest)) <= 100
 
@@ -288,3 +288,28 @@ def test_remedies_are_settings_with_a_simulated_saving(heddle: Heddle, tmp_path:
     for remedy in found["remedies"]:
         assert 0.0 < remedy["low"] <= remedy["saving"] <= remedy["high"] < 1.0
         assert remedy["block"]
+
+
+def test_requests_that_no_engine_has_are_stalled(heddle: Heddle, tmp_path: Path):
+    (tmp_path / "spans.jsonl").write_bytes((FIXTURES / "rl_insight.jsonl").read_bytes())
+    rows = [(0, 1), (2, 0), (3, 0), (4, 1), (12, 1)]
+    text = "".join(
+        f'vllm:num_requests_running{{engine="0"}} {running} {1784772000 + at}000\n'
+        for at, running in rows
+    )
+    (tmp_path / "engine.prom").write_text(text)
+    found = {e["part"]: e["seconds"] for e in answered(heddle, tmp_path, *QUICK)["parts"]}
+    assert found["stalled"] == pytest.approx(2.0)
+    assert found["llm"] == pytest.approx(SAMPLES["rl_insight.jsonl"]["llm"] - 2.0)
+
+
+def test_steps_that_overlap_are_refused(refused: Callable[..., str], tmp_path: Path):
+    rows = [
+        {"type": "observed", "schema": SCHEMA, "source": "s", "clock": "shared"},
+        {"type": "phase", "phase": "step", "start_s": 0.0, "end_s": 9.0},
+        {"type": "phase", "phase": "step", "start_s": 5.0, "end_s": 12.0},
+    ]
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = refused("diagnose", path, *QUICK)
+    assert "begins 4.0 s before the one before it has ended: two runs" in said
