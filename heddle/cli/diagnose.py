@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.diagnosis.remedies import Remedy
     from heddle.diagnosis.verdict import Diagnosis
-    from heddle_trace.observed.columns import Observed
+    from heddle_trace.observed.columns import ObservedSteps
 
 SHOWN: Final = 8
 """Engines of the table; --json has all."""
@@ -62,7 +62,7 @@ def diagnose(
         _show_remedies(remedies, why_none)
 
 
-def _read(sources: Sequence[str], config: "Config") -> "tuple[Observed, Config, str]":
+def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Config, str]":
     """The measured steps, the configuration of what ran, and its name."""
     from heddle.cli.progress import progress
     from heddle.diagnosis.own_runs import observed_run, own_run
@@ -88,7 +88,7 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[Observed, Config, 
     return read.steps, config, read.format
 
 
-def _diagnosed(steps: "Observed", name: str) -> "Diagnosis":
+def _diagnosed(steps: "ObservedSteps", name: str) -> "Diagnosis":
     from heddle.diagnosis.engines import diagnose_engines
     from heddle.diagnosis.parts import diagnose as parts_of
     from heddle.diagnosis.verdict import Diagnosis
@@ -96,9 +96,9 @@ def _diagnosed(steps: "Observed", name: str) -> "Diagnosis":
 
     of = diagnose_engines if not steps.count and steps.engines else parts_of
     measured, paths, engines = of(steps)
-    told = {name for name in TIMES if name in steps.requests or name in steps.engines}
-    told |= {"prefill_s", "decode_s"} if "llm_s" in told else set()
-    absent = [n for n in TIMES if n not in told and n not in ("llm_s", "lost_s")]
+    known = {name for name in TIMES if name in steps.requests or name in steps.engines}
+    known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
+    absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
     return Diagnosis(
         source=name,
         steps=tuple(measured),
@@ -157,7 +157,7 @@ def _show(found: "Diagnosis") -> None:
         fact("absent", f"not recorded, so part of others or unaccounted: {', '.join(found.absent)}")
 
 
-def _remedies(steps: "Observed", config: "Config") -> "tuple[list[Remedy], str]":
+def _remedies(steps: "ObservedSteps", config: "Config") -> "tuple[list[Remedy], str]":
     """Remedies, or why there are none."""
     from heddle.cli.progress import progress
     from heddle.diagnosis.remedies import remedies

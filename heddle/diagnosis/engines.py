@@ -3,14 +3,16 @@
 import numpy as np
 
 from heddle.diagnosis.intervals import requests_over_time
-from heddle.diagnosis.parts import BINS, EngineTime, Path, Step
+from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
 from heddle.runs.journal_columns import Floats
-from heddle_trace.observed.columns import Observed
+from heddle_trace.observed.columns import ObservedSteps
 
-TOLD = ("queue", "prefill", "decode")
+COUNTED = ("queue", "prefill", "decode")
 
 
-def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[EngineTime]]:
+def diagnose_engines(
+    seen: ObservedSteps,
+) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Time with requests is shared by what requests took; without any, engines stalled or idled.
 
     Between two samples an engine has the requests of the first.
@@ -18,12 +20,12 @@ def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[Engin
     times, per_engine = requests_over_time(seen)
     length = np.diff(times)
     busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
-    took = {part: _total(seen, part) for part in TOLD}
-    total_s, asked_s = float(length.sum()), float(length[busy > 0].sum())
+    took = {part: _total(seen, part) for part in COUNTED}
+    total_s, served_s = float(length.sum()), float(length[busy > 0].sum())
     all_s = sum(took.values())
-    parts = {part: asked_s * each / all_s for part, each in took.items() if each > 0.0}
+    parts = {part: served_s * each / all_s for part, each in took.items() if each > 0.0}
     if not all_s:
-        parts = {"llm": asked_s}
+        parts = {"llm": served_s}
     parts["stalled"] = float(length[(busy == 0) & (queued > 0)].sum())
     parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
     parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
@@ -53,7 +55,7 @@ def diagnose_engines(seen: Observed) -> tuple[list[Step], list[Path], list[Engin
     return [step], [], engines
 
 
-def _total(seen: Observed, part: str) -> float:
+def _total(seen: ObservedSteps, part: str) -> float:
     column = seen.engines.get(f"{part}_s")
     return 0.0 if column is None else float(np.nansum(column.values))
 

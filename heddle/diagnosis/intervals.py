@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from heddle.runs.journal_columns import Bools, Floats, Ints
-from heddle_trace.observed.columns import Observed
+from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.schema import TIMES
 
 MOVED, AGAIN = "prefill_moved", "prefill_again"
@@ -44,7 +44,7 @@ class Intervals:
         return np.isin(self.part, [PARTS.index(name) for name in COMPUTING])
 
 
-def intervals(seen: Observed) -> Intervals:
+def intervals(seen: ObservedSteps) -> Intervals:
     """Cut the requests: their parts pass one after the other."""
     trajectory = seen.column("trajectory_id").ints
     order = np.lexsort((seen.column("start_s").values, trajectory))
@@ -84,7 +84,9 @@ def _not_before(trajectory: Ints, start_s: Floats, end_s: Floats) -> Floats:
     return np.where(first, start_s, np.maximum(start_s, before))
 
 
-def _repeated(seen: Observed, order: Ints, trajectory: Ints, engine: Ints) -> tuple[Floats, Floats]:
+def _repeated(
+    seen: ObservedSteps, order: Ints, trajectory: Ints, engine: Ints
+) -> tuple[Floats, Floats]:
     """Shares of each prefill that another engine, or the same one, had computed before."""
     given, cached, made = (
         seen.column(name).ints[order] for name in ("input_tokens", "cached_tokens", "output_tokens")
@@ -113,7 +115,7 @@ def spans(found: Sequence[Floats], trajectory: Ints) -> tuple[Ints, Floats, Floa
     return codes, first, last
 
 
-def requests_over_time(seen: Observed) -> tuple[Floats, dict[str, tuple[Floats, Floats]]]:
+def requests_over_time(seen: ObservedSteps) -> tuple[Floats, dict[str, tuple[Floats, Floats]]]:
     """Times of samples of engines, and by engine the requests that run and wait from each on."""
     name, at_s = seen.engines["engine"], seen.engines["time_s"].values
     times = np.unique(at_s)

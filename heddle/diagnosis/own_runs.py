@@ -11,9 +11,16 @@ from heddle.runs.files import MANIFEST
 from heddle.runs.record import Record, record
 from heddle.runs.tables import Columns
 from heddle_trace.importers.notes import Notes
-from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.core import Placed
-from heddle_trace.observed.schema import SCHEMA, Header, Observation, Phase, PhaseName, Request
+from heddle_trace.observed.columns import ObservedSteps, observed
+from heddle_trace.observed.core import ParsedObservation
+from heddle_trace.observed.schema import (
+    SCHEMA,
+    Observation,
+    ObservedHeader,
+    ObservedRequest,
+    Phase,
+    PhaseName,
+)
 
 
 def own_run(path: Path) -> Run | None:
@@ -33,16 +40,18 @@ def own_run(path: Path) -> Run | None:
     return None
 
 
-def observed_run(run: Run) -> Observed:
+def observed_run(run: Run) -> ObservedSteps:
     """Read the journal of a run.
 
     Raises:
         RunError: it is damaged, or nothing had arrived when it broke off.
     """
     found = record(run)
-    header = Header(schema=SCHEMA, source=f"heddle run {run.path.name}", clock="shared")
+    header = ObservedHeader(schema=SCHEMA, source=f"heddle run {run.path.name}", clock="shared")
     where = str(run.path)
-    return observed(header, (Placed(where, seen) for seen in _observations(found)), Notes())
+    return observed(
+        header, (ParsedObservation(where, seen) for seen in _observations(found)), Notes()
+    )
 
 
 def _observations(found: Record) -> Iterator[Observation]:
@@ -59,7 +68,7 @@ def _phases(name: PhaseName, part: Columns, broke_off_s: float) -> Iterator[Phas
         yield Phase(phase=name, start_s=start_s, end_s=end_s, rl_step=label)
 
 
-def _requests(found: Record) -> Iterator[Request]:
+def _requests(found: Record) -> Iterator[ObservedRequest]:
     """A request a dispatch; the last of a step has its tool, the last of all its reward."""
     d, t, steps = found.dispatches, found.trajectories, found.steps
     names, groups = found.journal.trajectories, found.journal.words("group")
@@ -86,7 +95,7 @@ def _requests(found: Record) -> Iterator[Request]:
     for row in zip(*(column.tolist() for column in columns), strict=True):
         own, step, start_s, end_s, env, queue, prefill, decode, lost, tool, reward, *rest = row
         engine, name, given, cached, made = rest
-        yield Request(
+        yield ObservedRequest(
             trajectory_id=names[own],
             step=step,
             group_id=group[own],

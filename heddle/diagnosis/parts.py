@@ -26,7 +26,7 @@ from heddle.reports.curves import time_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
 from heddle_trace.importers.clocks import SLACK_S
-from heddle_trace.observed.columns import Observed
+from heddle_trace.observed.columns import ObservedSteps
 
 TAIL: Final = 32
 """A step waits for the longest when no more than one of so many trajectories is left."""
@@ -57,7 +57,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class CriticalPath:
     """A trajectory of those that ended last, from the start of its step to its own end."""
 
     trajectory: str
@@ -90,7 +90,7 @@ class _Window:
     end_s: float
 
 
-def windows(seen: Observed, start_s: Floats, end_s: Floats) -> list[_Window]:
+def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window]:
     """The measured steps: as recorded, by the number of the step, or all of the source.
 
     Raises:
@@ -125,7 +125,7 @@ def windows(seen: Observed, start_s: Floats, end_s: Floats) -> list[_Window]:
     return found
 
 
-def diagnose(seen: Observed) -> tuple[list[Step], list[Path], list[EngineTime]]:
+def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Parts of each step, the trajectories that ended last, and the engines."""
     start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
     cut = intervals(seen)
@@ -144,7 +144,7 @@ def diagnose(seen: Observed) -> tuple[list[Step], list[Path], list[EngineTime]]:
 
 def _alone(
     cut: Intervals, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
-) -> tuple[list[Step], list[Path], list[EngineTime]]:
+) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Trajectories that were measured by themselves: their times are added up."""
     total_s = float((last_s - first_s).sum())
     order = np.argsort(first_s - last_s, kind="stable")[:5]
@@ -152,7 +152,7 @@ def _alone(
         _path(_Window(None, first_s[at], last_s[at]), int(codes[at]), cut, names[codes[at]])
         for at in order.tolist()
     ]
-    parts = _rest(_sums(cut.part, cut.end_s - cut.start_s), total_s)
+    parts = _accounted(_sums(cut.part, cut.end_s - cut.start_s), total_s)
     step = Step(
         label=None,
         start_s=0.0,
@@ -170,18 +170,18 @@ def _sums(part: Ints, seconds: Floats) -> dict[str, float]:
     return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
 
 
-def _rest(parts: dict[str, float], total_s: float) -> dict[str, float]:
+def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
     rest_s = total_s - sum(parts.values())
     return {**parts, "unaccounted": 0.0 if abs(rest_s) < 1e-9 * total_s else rest_s}
 
 
-def _path(window: _Window, code: int, cut: Intervals, name: str) -> Path:
+def _path(window: _Window, code: int, cut: Intervals, name: str) -> CriticalPath:
     own = cut.of((cut.trajectory == code) & (cut.start_s < window.end_s))
     seconds = np.maximum(own.end_s - np.maximum(own.start_s, window.start_s), 0.0)
     lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
     late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
     parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, seconds)}
-    return Path(trajectory=name, lasts_s=lasts_s, parts=_rest(parts, lasts_s))
+    return CriticalPath(trajectory=name, lasts_s=lasts_s, parts=_accounted(parts, lasts_s))
 
 
 class _Grid:
@@ -211,7 +211,9 @@ class _Grid:
         return float(self.length[where].sum())
 
 
-def _step(window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: Observed) -> Step:
+def _step(
+    window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
+) -> Step:
     cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
     marks = [first_s, last_s, *(getattr(cut.of(cut.computing), n) for n in ("start_s", "end_s"))]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
@@ -224,26 +226,26 @@ def _step(window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen
     longest = max(1, len(last_s) // TAIL) if len(last_s) >= LEAST else 0
     since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
     tail = free_active & (grid.edges[:-1] >= since_s)
-    asked, waits = _asked(grid, cut, seen)
+    serving, waits = _serving(grid, cut, seen)
     waiting, rest = cut.of(waits), cut.of(~waits)
-    parts["stalled"] = float(grid.within(share * ~asked, waiting).sum())
-    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~asked), waiting).sum())
+    parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
+    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
     parts["idle"] = grid.sum(free & (active == 0))
     parts |= _sums(rest.part, grid.within(share * ~tail, rest))
-    parts |= _sums(waiting.part, grid.within(share * (~tail & asked), waiting))
+    parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
     found = {name: value for name, value in parts.items() if value > 0.0}
     return Step(
         label=window.label,
         start_s=window.start_s,
         end_s=window.end_s,
-        parts=_rest(found, window.end_s - window.start_s),
+        parts=_accounted(found, window.end_s - window.start_s),
         trajectories=len(last_s),
         longest=longest,
         running_over=int((last_s > window.end_s + SLACK_S).sum()),
     )
 
 
-def _trainer(grid: _Grid, seen: Observed) -> tuple[dict[str, float], Bools]:
+def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]:
     """Seconds of each phase of the trainer, and the times in which it does nothing."""
     parts: dict[str, float] = {}
     free = np.ones(len(grid.length), bool)
@@ -256,23 +258,23 @@ def _trainer(grid: _Grid, seen: Observed) -> tuple[dict[str, float], Bools]:
     return parts, free
 
 
-def _asked(grid: _Grid, cut: Intervals, seen: Observed) -> tuple[Bools, Bools]:
+def _serving(grid: _Grid, cut: Intervals, seen: ObservedSteps) -> tuple[Bools, Bools]:
     """Times in which some engine has a request, and the intervals that wait for one.
 
     Where engines were sampled they say it; a request that none of them has waits, too.
     """
     computing = cut.of(cut.computing)
-    asked = grid.under_way(computing.start_s, computing.end_s) > 0
+    serving = grid.under_way(computing.start_s, computing.end_s) > 0
     if not seen.engines:
-        return asked, cut.part == QUEUE
+        return serving, cut.part == QUEUE
     times, engines = requests_over_time(seen)
     running = np.sum([each for each, _ in engines.values()], axis=0)
     at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
     known = (at >= 0) & (at < len(times) - 1)
-    return np.where(known, running[at] > 0, asked), np.isin(cut.part, (QUEUE, LLM))
+    return np.where(known, running[at] > 0, serving), np.isin(cut.part, (QUEUE, LLM))
 
 
-def _engines(seen: Observed, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:
+def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:
     """Times of the engines that requests name, over all steps."""
     begin_s, end_s = steps[0].start_s, steps[-1].end_s
     edges = np.linspace(begin_s, end_s, BINS + 1)

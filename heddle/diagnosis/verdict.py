@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from heddle.diagnosis.parts import EngineTime, Path, Step
+from heddle.diagnosis.parts import CriticalPath, EngineTime, Step
 from heddle.diagnosis.remedies import Remedy
 
 SCHEMA: Final = "heddle.diagnose/1"
@@ -39,7 +39,7 @@ class Diagnosis:
 
     source: str
     steps: tuple[Step, ...]
-    paths: tuple[Path, ...]
+    paths: tuple[CriticalPath, ...]
     engines: tuple[EngineTime, ...]
     alone: bool
     """Trajectories were measured by themselves."""

@@ -12,12 +12,19 @@ from heddle_trace.columns import ColumnsBuilder, Floats, TraceColumn, kinds_of
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.limits import MAX_WAIT_S
-from heddle_trace.observed.core import Placed
-from heddle_trace.observed.schema import TIMES, EngineSample, Header, Observation, Phase, Request
+from heddle_trace.observed.core import ParsedObservation
+from heddle_trace.observed.schema import (
+    TIMES,
+    Observation,
+    ObservedEngine,
+    ObservedHeader,
+    ObservedRequest,
+    Phase,
+)
 
 _BLOCK: Final = 4096
-_REQUEST: Final = kinds_of(Request)
-_ENGINE: Final = kinds_of(EngineSample)
+_REQUEST: Final = kinds_of(ObservedRequest)
+_ENGINE: Final = kinds_of(ObservedEngine)
 _VALUES = attrgetter(*_REQUEST)
 _PARTS = attrgetter(*TIMES)
 _START, _END = (list(_REQUEST).index(name) for name in ("start_s", "end_s"))
@@ -26,10 +33,10 @@ _MOST_OVER: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedSteps:
     """All of a source. `start_s` and `end_s` of requests are always known."""
 
-    header: Header
+    header: ObservedHeader
     count: int
     """Of requests."""
     requests: dict[str, TraceColumn]
@@ -49,7 +56,7 @@ class Observed:
     def observations(self) -> Iterator[Observation]:
         """Requests, phases and samples of engines, as they were read."""
         yield from self.phases
-        for kind, columns in ((Request, self.requests), (EngineSample, self.engines)):
+        for kind, columns in ((ObservedRequest, self.requests), (ObservedEngine, self.engines)):
             for row in zip(*(column.plain() for column in columns.values()), strict=True):
                 yield kind(**{n: v for n, v in zip(columns, row, strict=True) if v is not None})
 
@@ -59,7 +66,9 @@ class Observed:
         return tuple(name for name in TIMES if name in self.requests)
 
 
-def observed(header: Header, seen: Iterable[Placed], notes: Notes) -> Observed:
+def observed(
+    header: ObservedHeader, seen: Iterable[ParsedObservation], notes: Notes
+) -> ObservedSteps:
     """Put observations into columns, each checked: damaged ones go through `notes.guard`.
 
     A header among them takes the place of `header`.
@@ -74,9 +83,9 @@ def observed(header: Header, seen: Iterable[Placed], notes: Notes) -> Observed:
         for placed in block:
             with notes.guard(placed.where):
                 each = placed.seen
-                if isinstance(each, Header):
+                if isinstance(each, ObservedHeader):
                     header = each
-                elif isinstance(each, Request):
+                elif isinstance(each, ObservedRequest):
                     rows.append(_row(each, ended_s))
                 elif isinstance(each, Phase):
                     phases.append(_checked(each))
@@ -87,10 +96,10 @@ def observed(header: Header, seen: Iterable[Placed], notes: Notes) -> Observed:
         if samples:
             engines.add(samples)
         count += len(rows)
-    return Observed(header, count, requests.columns(), tuple(phases), engines.columns())
+    return ObservedSteps(header, count, requests.columns(), tuple(phases), engines.columns())
 
 
-def _row(request: Request, ended_s: dict[str, float]) -> list[Any]:
+def _row(request: ObservedRequest, ended_s: dict[str, float]) -> list[Any]:
     """Values of a request with its start and its end.
 
     Raises:

@@ -10,20 +10,20 @@ from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.schema import Clock, Header, Observation
+from heddle_trace.observed.schema import Clock, Observation, ObservedHeader
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ParsedObservation:
     """An observation and its place in the source, for messages."""
 
     where: str
-    seen: Observation | Header
+    seen: Observation | ObservedHeader
 
 
-Observations: TypeAlias = Iterator[Placed]
+Observations: TypeAlias = Iterator[ParsedObservation]
 
 
 class ObservedFormat(ABC):

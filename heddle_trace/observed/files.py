@@ -9,14 +9,20 @@ import msgspec
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed
-from heddle_trace.observed.schema import EngineSample, Header, Observation, Phase, Request
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation
+from heddle_trace.observed.schema import (
+    Observation,
+    ObservedEngine,
+    ObservedHeader,
+    ObservedRequest,
+    Phase,
+)
 from heddle_trace.writing import packed, whole
 
-_DECODER = msgspec.json.Decoder(Header | Request | Phase | EngineSample)
+_DECODER = msgspec.json.Decoder(ObservedHeader | ObservedRequest | Phase | ObservedEngine)
 
 
-def write_observed(path: str | Path, header: Header, seen: Iterable[Observation]) -> None:
+def write_observed(path: str | Path, header: ObservedHeader, seen: Iterable[Observation]) -> None:
     """Write observations, plain or gzip by suffix: whole or not at all.
 
     Raises OSError when the disk refuses.
@@ -44,4 +50,4 @@ class ObservedFile(ObservedFormat):
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """All of the file."""
         for where, seen in sources[0].rows(notes, _DECODER):
-            yield Placed(where, seen)
+            yield ParsedObservation(where, seen)

@@ -15,8 +15,8 @@ from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.observed.chrome import ChromeSpan, chrome_spans, processes
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
-from heddle_trace.observed.schema import Phase, PhaseName, Request
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, grouped
+from heddle_trace.observed.schema import ObservedRequest, Phase, PhaseName
 
 _DRIVER, _ROLLOUTS = "driver", "_rollouts"
 _PHASES: Final[Mapping[str, PhaseName]] = {
@@ -43,7 +43,7 @@ class NemoRl(ObservedFormat):
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """Requests by turns, and phases of the driver."""
-        phases: list[Placed] = []
+        phases: list[ParsedObservation] = []
 
         def samples() -> Iterator[tuple[str, str, ChromeSpan]]:
             for where, span in chrome_spans(sources[0], notes):
@@ -52,16 +52,16 @@ class NemoRl(ObservedFormat):
                 elif span.name in _PHASES:
                     name = _PHASES[span.name]
                     phase = Phase(phase=name, start_s=span.start_s, end_s=span.end_s)
-                    phases.append(Placed(where, phase))
+                    phases.append(ParsedObservation(where, phase))
 
         for track, spans in grouped(ChromeSpan, samples()):
             with notes.guard(spans[0][0]):
                 for request in _requests(track, [span for _, span in spans]):
-                    yield Placed(spans[0][0], request)
+                    yield ParsedObservation(spans[0][0], request)
         yield from phases
 
 
-def _requests(track: str, spans: Sequence[ChromeSpan]) -> Iterator[Request]:
+def _requests(track: str, spans: Sequence[ChromeSpan]) -> Iterator[ObservedRequest]:
     """Of a sample: what is before its first generation, and from each generation to the next."""
     whole = max(spans, key=lambda span: span.end_s - span.start_s)
     made = sorted((s for s in spans if "generat" in s.name), key=lambda span: span.start_s)
@@ -69,7 +69,7 @@ def _requests(track: str, spans: Sequence[ChromeSpan]) -> Iterator[Request]:
         raise DamagedError(f"track {track[:60]!r} has no generation")
     label, name = _STEP.search(track), identifier(track)
     rl_step = int(label[1]) if label else None
-    begun = Request(trajectory_id=name, step=0, rl_step=rl_step, start_s=whole.start_s)
+    begun = ObservedRequest(trajectory_id=name, step=0, rl_step=rl_step, start_s=whole.start_s)
     yield begun
     ends = [*(span.start_s for span in made[1:]), whole.end_s]
     for step, (span, end_s) in enumerate(zip(made, ends, strict=True)):
@@ -79,7 +79,7 @@ def _requests(track: str, spans: Sequence[ChromeSpan]) -> Iterator[Request]:
             if span.end_s - 1e-6 <= each.start_s < end_s and _ANSWER.search(each.name)
         ]
         last, waited_s = span is made[-1], sum(answers) if answers else None
-        yield Request(
+        yield ObservedRequest(
             trajectory_id=name,
             step=step,
             rl_step=rl_step,

@@ -17,8 +17,8 @@ from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed, number_in
-from heddle_trace.observed.schema import EngineSample
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, number_in
+from heddle_trace.observed.schema import ObservedEngine
 
 _LINE: Final = re.compile(r"([A-Za-z_:][\w:]*)?(?:\{(.*)\})?\s+(\S+)(?:\s+(\S+))?\s*$")
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
@@ -55,10 +55,10 @@ class Prometheus(ObservedFormat):
                 values[_KEYS[name]] = values.get(_KEYS[name], 0.0) + value
             for engine, times in engines.items():
                 for seen in _over_time(engine, times):
-                    yield Placed(str(source.path), seen)
+                    yield ParsedObservation(str(source.path), seen)
 
 
-def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Iterator[EngineSample]:
+def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Iterator[ObservedEngine]:
     """The samples of an engine; none of times at which it had no numbers of requests."""
     before: dict[str, float] = {}
     for time_s, now in sorted(times.items()):
@@ -68,7 +68,7 @@ def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Itera
         before |= now
         if "running" in now:
             more |= {"running": now["running"], "waiting": now.get("waiting", 0.0)}
-            yield EngineSample(engine=engine, time_s=time_s, **more)
+            yield ObservedEngine(engine=engine, time_s=time_s, **more)
 
 
 _Sample: TypeAlias = tuple[str, str, dict[str, str], float, float]

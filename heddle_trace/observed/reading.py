@@ -15,14 +15,14 @@ from heddle_trace.importers.heads import Head, head_of
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.run import import_trace
 from heddle_trace.importers.sources import SourceFile, sources
-from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.core import ObservedFormat, Placed
+from heddle_trace.observed.columns import ObservedSteps, observed
+from heddle_trace.observed.core import ObservedFormat, ParsedObservation
 from heddle_trace.observed.files import ObservedFile
 from heddle_trace.observed.nemo_rl import NemoRl
 from heddle_trace.observed.prometheus import Prometheus
 from heddle_trace.observed.records import requests_of
 from heddle_trace.observed.rl_insight import RlInsight
-from heddle_trace.observed.schema import SCHEMA, Header
+from heddle_trace.observed.schema import SCHEMA, ObservedHeader
 from heddle_trace.observed.tracelab import TraceLab
 from heddle_trace.schema import Trace
 
@@ -43,7 +43,7 @@ UNIX: Final = frozenset(("rl-insight",))
 class ReadSteps:
     """Measured steps, the format that they were in, and what was left out or assumed."""
 
-    steps: Observed
+    steps: ObservedSteps
     format: str
     notes: Notes
     foreign: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ def read_observed(
         raise TraceError(
             f"{own[0].path} and {own[1].path} are two runs, each with a clock of its own: name one"
         )
-    header = Header(schema=SCHEMA, source=name, clock=kind.clock)
+    header = ObservedHeader(schema=SCHEMA, source=name, clock=kind.clock)
     seen = kind.observations(own, notes)
     if name != METRICS and metrics:
         seen = chain(seen, OBSERVED_FORMATS[METRICS].observations(metrics, notes))
@@ -119,20 +119,20 @@ def _of_trace(
 
 def _timed(trace: Trace, name: str, first: SourceFile, notes: Notes) -> ReadSteps:
     arrives = any(record.arrival_s is not None for record in trace.records)
-    header = Header(schema=SCHEMA, source=name, clock="shared" if arrives else "trajectory")
+    header = ObservedHeader(schema=SCHEMA, source=name, clock="shared" if arrives else "trajectory")
     steps = observed(header, _placed(trace, first), notes)
     _check(steps, first, notes)
     return ReadSteps(steps, name, notes)
 
 
-def _placed(trace: Trace, first: SourceFile) -> Iterator[Placed]:
+def _placed(trace: Trace, first: SourceFile) -> Iterator[ParsedObservation]:
     for record in trace.records:
         where = f"{first.path}: trajectory {record.trajectory_id!r}"
         for request in requests_of(record):
-            yield Placed(where, request)
+            yield ParsedObservation(where, request)
 
 
-def _check(steps: Observed, first: SourceFile, notes: Notes) -> None:
+def _check(steps: ObservedSteps, first: SourceFile, notes: Notes) -> None:
     """Refuse what has no times.
 
     Raises:

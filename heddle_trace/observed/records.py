@@ -7,14 +7,14 @@ from typing import Any
 from heddle_trace.complete import USER
 from heddle_trace.importers.generations import LoggedGeneration, derive_added, steps_of
 from heddle_trace.importers.notes import Notes
-from heddle_trace.observed.columns import Observed
-from heddle_trace.observed.schema import Request
+from heddle_trace.observed.columns import ObservedSteps
+from heddle_trace.observed.schema import ObservedRequest
 from heddle_trace.schema import TrajectoryRecord
 
 
-def requests_of(record: TrajectoryRecord) -> Iterator[Request]:
-    """The requests of a recorded trajectory; a turn with a person is a trajectory of its own."""
-    turn, step, name = 0, 0, record.trajectory_id
+def requests_of(record: TrajectoryRecord) -> Iterator[ObservedRequest]:
+    """The requests of a recorded trajectory; what follows a person is a trajectory of its own."""
+    part, step, name = 0, 0, record.trajectory_id
     arrival_s = record.arrival_s or 0.0
     for number, each in enumerate(record.steps):
         first, last = number == 0, number == len(record.steps) - 1
@@ -22,7 +22,7 @@ def requests_of(record: TrajectoryRecord) -> Iterator[Request]:
         if first:
             begun_s = (arrival_s if begun_s is None else begun_s) - (record.env_start_s or 0.0)
         person = each.tool == USER
-        yield Request(
+        yield ObservedRequest(
             trajectory_id=name,
             group_id=record.group_id,
             step=step,
@@ -39,11 +39,11 @@ def requests_of(record: TrajectoryRecord) -> Iterator[Request]:
         )
         step += 1
         if person:
-            turn, step = turn + 1, 0
-            name = f"{record.trajectory_id}/{turn}"
+            part, step = part + 1, 0
+            name = f"{record.trajectory_id}/{part}"
 
 
-def records_of(seen: Observed, workload: str) -> list[TrajectoryRecord]:
+def records_of(seen: ObservedSteps, workload: str) -> list[TrajectoryRecord]:
     """A trace of the trajectories whose output tokens were recorded, in order of their starts."""
     plain = {name: seen.column(name).plain() for name in _FIELDS}
     rows: dict[str, list[int]] = defaultdict(list)

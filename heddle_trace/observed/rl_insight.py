@@ -18,8 +18,8 @@ from heddle_trace.importers.otel import NESTED, attributes_of, time_of
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import parsed_text, whole
 from heddle_trace.limits import MAX_WAIT_S, Tokens
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
-from heddle_trace.observed.schema import Request
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, grouped
+from heddle_trace.observed.schema import ObservedRequest
 
 _LANE: Final = "state_lane_id"
 _SOURCES: Final = ("gateway", "trajectory")
@@ -27,10 +27,10 @@ _STARTS: Final = ("startTimeUnixNano", "start_time_unix_nano", "start_time_ns", 
 _ENDS: Final = ("endTimeUnixNano", "end_time_unix_nano", "end_time_ns", "end_time")
 
 
-class _Turn(msgspec.Struct, array_like=True):
+class _Generation(msgspec.Struct, array_like=True):
     start_s: float
     end_s: float
-    request: Request
+    request: ObservedRequest
 
 
 class RlInsight(ObservedFormat):
@@ -42,17 +42,21 @@ class RlInsight(ObservedFormat):
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """A request a generation."""
-        for _, turns in grouped(_Turn, _turns(sources, notes)):
-            turns.sort(key=lambda each: each[1].start_s)
-            after: list[_Turn | None] = [*(turn for _, turn in turns[1:]), None]
-            for step, ((where, turn), following) in enumerate(zip(turns, after, strict=True)):
+        for _, made in grouped(_Generation, _generations(sources, notes)):
+            made.sort(key=lambda each: each[1].start_s)
+            after: list[_Generation | None] = [*(each for _, each in made[1:]), None]
+            for step, ((where, each), following) in enumerate(zip(made, after, strict=True)):
                 more: dict[str, Any] = {"tool": None}
                 if following is not None:
-                    more = {"tool_s": max(0.0, following.start_s - turn.end_s)}
-                yield Placed(where, msgspec.structs.replace(turn.request, step=step, **more))
+                    more = {"tool_s": max(0.0, following.start_s - each.end_s)}
+                yield ParsedObservation(
+                    where, msgspec.structs.replace(each.request, step=step, **more)
+                )
 
 
-def _turns(sources: Sequence[SourceFile], notes: Notes) -> Iterator[tuple[str, str, _Turn]]:
+def _generations(
+    sources: Sequence[SourceFile], notes: Notes
+) -> Iterator[tuple[str, str, _Generation]]:
     for source in sources:
         for where, raw in objects(source, notes, NESTED):
             with notes.guard(where):
@@ -60,10 +64,10 @@ def _turns(sources: Sequence[SourceFile], notes: Notes) -> Iterator[tuple[str, s
                 if found.get("trajectory.timing_source") == "receive_time":
                     notes.drop("spans that were timed when they were received")
                 elif found.get("monitor.trace_source") in _SOURCES and _LANE in found:
-                    yield str(found[_LANE]), where, _turn(raw, found)
+                    yield str(found[_LANE]), where, _generation(raw, found)
 
 
-def _turn(raw: dict[str, Any], found: dict[str, Any]) -> _Turn:
+def _generation(raw: dict[str, Any], found: dict[str, Any]) -> _Generation:
     start_s, end_s = (
         time_of(next((raw[key] for key in keys if raw.get(key) is not None), None))
         for keys in (_STARTS, _ENDS)
@@ -75,7 +79,7 @@ def _turn(raw: dict[str, Any], found: dict[str, Any]) -> _Turn:
     tools, uid = parsed_text(found.get("tools")), found.get("uid")
     counts = [whole(found.get(f"{key}_tokens")) for key in ("completion", "prompt")]
     made, given = converted(counts, list[Tokens | None])
-    request = Request(
+    request = ObservedRequest(
         trajectory_id=identifier(str(found[_LANE])),
         step=0,
         group_id=identifier(str(uid)) if uid else None,
@@ -86,4 +90,4 @@ def _turn(raw: dict[str, Any], found: dict[str, Any]) -> _Turn:
         input_tokens=given,
         output_tokens=made,
     )
-    return _Turn(start_s, end_s, request)
+    return _Generation(start_s, end_s, request)

@@ -1,4 +1,4 @@
-"""Measured steps as data, `heddle.observed/1`: JSON lines, of which the first is a `Header`.
+"""Measured steps as data, `heddle.observed/1`: JSON lines, of which the first is the header.
 
 Times are seconds on the clock of the source. A part that is not recorded is absent, not zero.
 """
@@ -26,7 +26,7 @@ TIMES: Final = (
 """Parts of a request, in the order in which they pass."""
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="observed"):
+class ObservedHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="observed"):
     """What a file of measured steps was made from."""
 
     schema: Literal["heddle.observed/1"]
@@ -34,7 +34,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     clock: Clock
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
+class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="request"):
     """One request of a trajectory to an engine, and what passed until the next one.
 
     A step that was preempted has a request for each time that it ran; `step` counts from 0. Parts
@@ -76,7 +76,7 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="
     rl_step: RlStep | None = None
 
 
-class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="engine"):
+class ObservedEngine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="engine"):
     """An engine at a moment. Seconds are of requests that ended since its last sample."""
 
     engine: Name
@@ -88,4 +88,4 @@ class EngineSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     decode_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
-Observation: TypeAlias = Request | Phase | EngineSample
+Observation: TypeAlias = ObservedRequest | Phase | ObservedEngine

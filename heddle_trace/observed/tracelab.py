@@ -14,8 +14,8 @@ from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import RlStep, Tokens
-from heddle_trace.observed.core import Observations, ObservedFormat, Placed, grouped
-from heddle_trace.observed.schema import Request
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, grouped
+from heddle_trace.observed.schema import ObservedRequest
 
 _GIVEN, _MADE = ("user_message", "tool_result"), ("reasoning", "text", "tool_call")
 
@@ -55,22 +55,22 @@ class TraceLab(ObservedFormat):
         rows = (row for each in sources for row in each.rows(notes, msgspec.json.Decoder(_Round)))
         for session, rounds in grouped(_Round, ((row.session_id, at, row) for at, row in rows)):
             seen: set[str] = set()
-            turn, step = -1, 0
+            part, step = -1, 0
             for where, row in sorted(rounds, key=lambda each: each[1].round_index):
                 if row.round_id in seen:
                     notes.drop("repeated rounds")
                     continue
                 seen |= {row.round_id} if row.round_id else set()
-                if turn < 0 or any(event.event_type == _GIVEN[0] for event in row.timing_events):
-                    turn, step = turn + 1, 0
+                if part < 0 or any(event.event_type == _GIVEN[0] for event in row.timing_events):
+                    part, step = part + 1, 0
                 with notes.guard(where):
-                    request = _request(identifier(f"{session}/{turn}"), step, row, notes)
+                    request = _request(identifier(f"{session}/{part}"), step, row, notes)
                     if request is not None:
                         step += 1
-                        yield Placed(where, request)
+                        yield ParsedObservation(where, request)
 
 
-def _request(name: str, step: int, row: _Round, notes: Notes) -> Request | None:
+def _request(name: str, step: int, row: _Round, notes: Notes) -> ObservedRequest | None:
     times = [(event.event_type, seconds(event.timestamp)) for event in row.timing_events]
     made, given = ([at for what, at in times if what in k and at] for k in (_MADE, _GIVEN))
     if not made or not given:
@@ -83,7 +83,7 @@ def _request(name: str, step: int, row: _Round, notes: Notes) -> Request | None:
         )
     results = [at for tool in row.tools or () if (at := seconds(tool.result_at)) is not None]
     last = max(made)
-    return Request(
+    return ObservedRequest(
         trajectory_id=name,
         step=step,
         start_s=ready,

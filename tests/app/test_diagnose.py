@@ -14,10 +14,10 @@ from heddle.diagnosis.parts import PHASES, diagnose
 from heddle.runs import load_run
 from heddle_trace import read_trace
 from heddle_trace.importers.notes import Notes
-from heddle_trace.observed.columns import Observed, observed
-from heddle_trace.observed.core import Placed
+from heddle_trace.observed.columns import ObservedSteps, observed
+from heddle_trace.observed.core import ParsedObservation
 from heddle_trace.observed.reading import OBSERVED_FORMATS, read_observed
-from heddle_trace.observed.schema import SCHEMA, Header, Observation, Phase, Request
+from heddle_trace.observed.schema import SCHEMA, Observation, ObservedHeader, ObservedRequest, Phase
 from tests.app.journals import Heddle, last_run
 
 FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
@@ -43,16 +43,16 @@ SAMPLES = {
 QUICK = ("--set", "diagnose.budget_s=0")
 
 
-def seen(*observations: Observation, clock: str = "shared") -> Observed:
-    header = Header(schema=SCHEMA, source="test", clock=clock)
-    return observed(header, (Placed("here", each) for each in observations), Notes())
+def seen(*observations: Observation, clock: str = "shared") -> ObservedSteps:
+    header = ObservedHeader(schema=SCHEMA, source="test", clock=clock)
+    return observed(header, (ParsedObservation("here", each) for each in observations), Notes())
 
 
-def request(name: str, start_s: float, step: int = 0, **more: Any) -> Request:
-    return Request(trajectory_id=name, step=step, start_s=start_s, **more)
+def request(name: str, start_s: float, step: int = 0, **more: Any) -> ObservedRequest:
+    return ObservedRequest(trajectory_id=name, step=step, start_s=start_s, **more)
 
 
-def parts(found: Observed) -> dict[str, float]:
+def parts(found: ObservedSteps) -> dict[str, float]:
     (step,), _, _ = diagnose(found)
     assert sum(step.parts.values()) == pytest.approx(step.end_s - step.start_s)
     return {name: pytest.approx(s) for name, s in step.parts.items() if s > 1e-9}
