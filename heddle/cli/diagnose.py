@@ -66,6 +66,7 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Con
     """The measured steps, the configuration of what ran, and its name."""
     from heddle.cli.progress import progress
     from heddle.diagnosis.own_runs import observed_run, own_run
+    from heddle.runs import why_unfinished
     from heddle_trace.observed.reading import read_observed
 
     runs = [own_run(Path(source)) for source in sources]
@@ -73,6 +74,9 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Con
     run = runs[0]
     with progress(f"reading {sources[0]}"):
         if run is not None:
+            if run.status != "finished":
+                why = why_unfinished(run.manifest)
+                click.echo(f"{run.path}: {why}: its journal as far as it goes", err=True)
             own = run.config
             steps = observed_run(run)
             config = replace(config, cluster=own.cluster, policy=own.policy, seed=own.seed)
