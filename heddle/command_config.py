@@ -68,6 +68,19 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnoseSettings:
+    """How `heddle diagnose` finds remedies, and what it keeps."""
+
+    budget_s: Annotated[float, Bounds(0, below=1e9)] = 20.0
+    """Seconds after which its search begins no further simulations; 0: no search."""
+    observed: str = ""
+    """File, *.jsonl or *.jsonl.gz, to write the measured steps to, as `heddle.observed/1`."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "diagnose.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SynthSettings:
     """What `heddle trace synth` makes besides lengths and tools."""
 
@@ -131,6 +144,8 @@ class Config(RunConfig):
     """What is drawn."""
     logs: LogSettings = field(default_factory=LogSettings)
     """How logs are read where a trace may stand."""
+    diagnose: DiagnoseSettings = field(default_factory=DiagnoseSettings)
+    """How remedies of measured steps are found."""
     synth: SynthSettings = field(default_factory=SynthSettings)
     """What `heddle trace synth` makes."""
     profile: ProfileSettings = field(default_factory=ProfileSettings)

@@ -19,6 +19,7 @@ VERBS = {
     "compare": "heddle.cli.compare:compare",
     "plan": "heddle.cli.plan:plan",
     "loop": "heddle.cli.loop:loop",
+    "diagnose": "heddle.cli.diagnose:diagnose",
     "run": "heddle.cli.run:run",
     "serve": "heddle.cli.serve:serve",
     "report": "heddle.cli.report:report",

@@ -21,6 +21,11 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
         "heddle plan rollout.jsonl.gz --model qwen3-14b --gpu h100 --gpus 64",
         "heddle plan rollout.jsonl.gz --gpus 64 --regimes best",
     ),
+    "diagnose": (
+        "heddle diagnose logs/",
+        "heddle diagnose runs/2026-11-23T10-00-00-coding-verl-s0 --json",
+        "heddle diagnose grpo_perfetto.json --set cluster.gpus=16 --set diagnose.budget_s=60",
+    ),
     "run": (
         "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
         "heddle run rollout.jsonl.gz --engine fake --set runtime.time_scale=0.01",

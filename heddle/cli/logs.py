@@ -64,7 +64,7 @@ def with_rollout(
         done = {"import": {"trace": str(trace), **asdict(report)}}
         if config.logs.groups or config.logs.samples:
             trace, done["rollout"] = _drawn(made, config, out / _stem(sources))
-    return replace(config, trace=str(trace), missing=_rules(made, config.missing)), done
+    return replace(config, trace=str(trace), missing=rules_of(made, config.missing)), done
 
 
 def _drawn(made: Trace, config: Config, stem: Path) -> tuple[Path, dict[str, Any]]:
@@ -132,7 +132,7 @@ def _size(trace: Trace, settings: LogSettings) -> tuple[int, int]:
     return count, each
 
 
-def _rules(trace: Trace, given: MissingConfig) -> MissingConfig:
+def rules_of(trace: Trace, given: MissingConfig) -> MissingConfig:
     """Rules for missing sizes: as given, else drawn from recorded ones, else 0."""
     from heddle_trace.table import Records
 

@@ -137,6 +137,9 @@ GONE: Final[Mapping[str, str]] = {
     "profile fit --name": "it is --model",
     "runs --trace": "a WORD that is in the names of its runs finds them",
     "runs --policy": "a WORD that is the policy finds them",
+    "runs --status": "a WORD that is the status finds them",
+    "runs --open": "--page opens it on a terminal",
+    "regimes check --config": "the regime is one of heddle.toml in the working folder",
 }
 """Options of which another form took the place, or nothing, and what to do."""
 VERBS: Final[Mapping[str, str]] = {

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import config_files, take_settings
+from heddle.cli.options import take_settings
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines")
 
@@ -42,8 +41,7 @@ def list_(as_json: bool) -> None:
 
 @regimes.command()
 @click.argument("name", metavar="REGIME")
-@config_files
-def check(name: str, configs: tuple[Path, ...]) -> None:
+def check(name: str) -> None:
     """Check a REGIME: REGIME[:PARAMETER=VALUE...], or one of [regimes.NAME] in heddle.toml.
 
     Its parameters are printed, with the batches that [loop] describes.
@@ -52,7 +50,7 @@ def check(name: str, configs: tuple[Path, ...]) -> None:
     from heddle_core.loop.presets import regime_named
     from heddle_core.loop.regime import BatchShape
 
-    config = take_settings((), configs)
+    config = take_settings(())
     cluster, loop = config.cluster, config.loop
     shape = BatchShape(
         groups=loop.groups,

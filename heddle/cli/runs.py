@@ -11,8 +11,6 @@ import rich_click as click
 if TYPE_CHECKING:
     from heddle.runs.overview import ListedRun
 
-STATUSES = ("finished", "running", "interrupted", "failed", "unfinished", "damaged")
-
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[WORD]...")
@@ -24,23 +22,24 @@ STATUSES = ("finished", "running", "interrupted", "failed", "unfinished", "damag
     show_default=True,
     help="Folder of runs, the --out of other commands",
 )
-@click.option("--status", type=click.Choice(STATUSES), default=None, help="Only with this status")
 @click.option("--last", type=click.IntRange(1), default=None, help="Only the newest so many")
-@click.option("--page", is_flag=True, help="Print the page of the newest; write it where absent")
-@click.option("--open", "opened", is_flag=True, help="The same, and open it in a browser")
+@click.option(
+    "--page",
+    is_flag=True,
+    help="Print the page of the newest, written where absent; on a terminal, open it",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 def runs(
     words: tuple[str, ...],
     folder: Path,
-    status: str | None,
     last: int | None,
     page: bool,
-    opened: bool,
     as_json: bool,
 ) -> None:
     """List comparisons and runs, the oldest first; only those that every WORD fits.
 
-    A WORD is in the name, as coding, or is a policy of theirs, as heddle or verl@tp4.
+    A WORD is in the name, as coding, or is a policy of theirs, as heddle or verl@tp4, or a status:
+    finished, running, interrupted, failed, unfinished, damaged.
     """
     from heddle.runs.files import RunError
     from heddle.runs.overview import listed_runs
@@ -49,17 +48,18 @@ def runs(
         run
         for run in listed_runs(folder)
         if all(
-            word in run.path.name or any(_is(word, policy) for policy in run.policies)
+            word in run.path.name
+            or word == run.status
+            or any(_is(word, policy) for policy in run.policies)
             for word in words
         )
-        and (status is None or run.status == status)
     ]
     found = found[-last:] if last else found
     if not found:
-        chosen = " that match" if words or status else ""
+        chosen = " that match" if words else ""
         raise RunError(f"{folder}: has no runs{chosen}; `heddle runs --in {folder}` lists all")
-    if page or opened:
-        _page(found[-1], opened, as_json)
+    if page:
+        _page(found[-1], as_json)
     elif as_json:
         plain = {"schema": "heddle.runs/1", "runs": [run.plain() for run in found]}
         click.echo(json.dumps(plain, allow_nan=False))
@@ -89,7 +89,7 @@ def _table(found: "list[ListedRun]") -> None:
     click.echo(f"next: heddle runs {found[-1].path.name} --page, or heddle replay RUN")
 
 
-def _page(run: "ListedRun", opened: bool, as_json: bool) -> None:
+def _page(run: "ListedRun", as_json: bool) -> None:
     from heddle.cli.report import write_page
     from heddle.runs.comparison_folder import PAGE, shown_runs
     from heddle.runs.files import RunError
@@ -102,10 +102,10 @@ def _page(run: "ListedRun", opened: bool, as_json: bool) -> None:
             raise RunError(f"{run.path}: has no runs to draw; compare again, or name another WORD")
         write_page(tuple(each), file, force=False)
     click.echo(json.dumps({"schema": "heddle.runs/1", "page": str(file)}) if as_json else str(file))
-    if not opened:
-        return
     shown = (
         sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
-    if not shown or click.launch(str(file)):
+    if as_json or not sys.stdout.isatty() or not shown:
+        return
+    if click.launch(str(file)):
         click.echo("no browser could be started: open the file yourself", err=True)

@@ -104,7 +104,7 @@ class SearchResult:
     ties: tuple[str, ...]
     """Candidates that the draws do not tell from the best."""
     as_it_comes: Judged | None
-    """`FIRST` with the cluster's own engines, where they hold the trace."""
+    """What they are compared with, on the cluster's own engines, where these hold the trace."""
     bound_s: float
     prices: Prices
     gpus: Mapping[str, int]
@@ -137,13 +137,15 @@ def search(
     budget_s: float | None = None,
     workspace: Workspace | None = None,
     on_round: OnRound | None = None,
+    comes: str = FIRST,
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
     Candidates are the `policies`, all shipped ones by default, at every TP degree of the profile
     and with numbers of running steps `slots`, by default all that make sense; with `speculation`,
     which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it; with
-    `roles`, also with engines that prefill and engines that decode. Where `budget_s` is spent, or
+    `roles`, also with engines that prefill and engines that decode. `comes` is the policy that they
+    are compared with as it comes. Where `budget_s` is spent, or
     at a signal, the best so far is judged.
 
     Raises:
@@ -153,7 +155,7 @@ def search(
     """
     began_s = time.monotonic()
     shared = Workspace() if workspace is None else workspace
-    names = list(policies or [*shipped(config), OWN_ENGINES])
+    names = list(dict.fromkeys([*(policies or [*shipped(config), OWN_ENGINES]), comes]))
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
     config = with_drafts(config, tried[-1:])
@@ -168,7 +170,7 @@ def search(
     own = [
         drafted(c, tried[:1])
         for c in candidates
-        if c.policy == FIRST and c.cluster == settings.base
+        if c.policy == comes and c.cluster == settings.base
     ]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)

@@ -31,7 +31,7 @@ def chosen_files(paths: Sequence[str | Path], requested: str = AUTO) -> ChosenFi
     for a named file of another format, and for folders of which it is not clear what they hold.
     """
     named = [Path(path) for path in paths if not Path(path).is_dir()]
-    found = [file for path in paths if Path(path).is_dir() for file in _within(Path(path))]
+    found = [file for path in paths if Path(path).is_dir() for file in within(Path(path))]
     if not found:
         if len(named) < len(paths):
             raise TraceError(f"{paths[0]}: the folder holds no file; name one with logs")
@@ -54,7 +54,7 @@ def chosen_files(paths: Sequence[str | Path], requested: str = AUTO) -> ChosenFi
     return ChosenFiles(name, tuple(sources([*named, *kept])), foreign)
 
 
-def _within(folder: Path) -> list[Path]:
+def within(folder: Path) -> list[Path]:
     """The files of a folder and of the folders within it, in the order of their names."""
     return [
         Path(at) / name

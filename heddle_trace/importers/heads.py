@@ -23,7 +23,7 @@ class Head:
 
     `rows` are the first lines that are JSON objects. `document` is the first JSON value of the
     file, cut off where the megabyte ends. `zipped`: the file is a zip archive. `broken` is the
-    reason why its head could not be read completely.
+    reason why its head could not be read completely, `start` the megabyte itself.
     """
 
     first_line: str
@@ -32,6 +32,7 @@ class Head:
     zipped: bool = False
     readable: bool = True
     broken: str = ""
+    start: bytes = b""
 
     def has(self, *keys: str) -> bool:
         """Whether the document is an object with all these keys."""
@@ -78,6 +79,7 @@ def head_of_bytes(start: bytes) -> Head:
         rows=rows,
         document=rows[0] if rows and _is_row(start) else _document(start),
         readable=b"\x00" not in start and _is_utf8(start),
+        start=start,
     )
 
 

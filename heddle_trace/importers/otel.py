@@ -28,7 +28,7 @@ from heddle_trace.importers.span_fields import (
 from heddle_trace.importers.spans import ASSUMES, Span, SpanFormat, SpanKind, show, started
 from heddle_trace.limits import Tokens
 
-_NESTED: Final = {
+NESTED: Final = {
     "resourceSpans": "resourceSpans.item.scopeSpans.item.spans.item",
     "batches": "batches.item.scopeSpans.item.spans.item",
     "spans": "spans.item",
@@ -49,13 +49,13 @@ _FAILED: Final = (2, "2", "ERROR", "STATUS_CODE_ERROR", "Error")
 
 def _recognises(head: Head) -> bool:
     """OTLP, or objects with attributes of which some are gen_ai's."""
-    if any(isinstance(row.get(key), list) for row in head.objects for key in list(_NESTED)[:2]):
+    if any(isinstance(row.get(key), list) for row in head.objects for key in list(NESTED)[:2]):
         return True
-    every = (key for raw in head_objects(head, _NESTED) for key in _attributes(raw))
+    every = (key for raw in head_objects(head, NESTED) for key in attributes_of(raw))
     return any(key.startswith("gen_ai.") for key in every)
 
 
-def _attributes(raw: dict[str, Any]) -> dict[str, Any]:
+def attributes_of(raw: dict[str, Any]) -> dict[str, Any]:
     """The attributes by name; in OTLP they are a list of keys and typed values."""
     found = raw.get("attributes")
     if isinstance(found, list):
@@ -103,12 +103,12 @@ def _span(
     id = id_in(_first({**raw, **(own or {})}, "spanId", "span_id"), "span id")
     if trace is None or id is None:
         raise DamagedError("has no trace id and span id; a span of OpenTelemetry has both")
-    attributes = _attributes(raw)
+    attributes = attributes_of(raw)
     kind = _kind(attributes)
     said = "gen_ai.agent.name" if kind == "agent" else "gen_ai.tool.name"
     name = str(attributes.get(said) or raw.get("name") or UNNAMED)
-    start_s = _time(_first(raw, "startTimeUnixNano", "start_time_unix_nano", "start_time"))
-    end_s = _time(_first(raw, "endTimeUnixNano", "end_time_unix_nano", "end_time"))
+    start_s = time_of(_first(raw, "startTimeUnixNano", "start_time_unix_nano", "start_time"))
+    end_s = time_of(_first(raw, "endTimeUnixNano", "end_time_unix_nano", "end_time"))
     if kind == "other" and start_s is None:
         start_s = 0.0  # only what is within it matters
     session = attributes.get("gen_ai.conversation.id")
@@ -163,7 +163,7 @@ def _first(raw: dict[str, Any], *keys: str) -> Any:
     return next((raw[key] for key in keys if raw.get(key) is not None), None)
 
 
-def _time(value: Any) -> float | None:
+def time_of(value: Any) -> float | None:
     """A time in nanoseconds, as a number or its digits, or ISO 8601; 0 is none."""
     value = whole(value)
     if value in (None, 0, ""):
@@ -182,7 +182,7 @@ OTEL: Final = SpanFormat(
         *ASSUMES,
     ),
     recognises=_recognises,
-    nested=_NESTED,
+    nested=NESTED,
     read=_span,
 )
 """Spans with gen_ai attributes, from the collector or an SDK."""

@@ -1,0 +1,195 @@
+"""`heddle diagnose`: where the time of measured steps went, and what would have saved some."""
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import rich_click as click
+
+from heddle.cli.logs import USUAL, rules_of
+from heddle.cli.options import config_files, settings_option, take_config
+from heddle.config_error import require
+
+if TYPE_CHECKING:
+    from heddle.command_config import Config
+    from heddle.diagnosis.remedies import Remedy
+    from heddle.diagnosis.verdict import Diagnosis
+    from heddle_trace.observed.columns import ObservedSteps
+
+SHOWN: Final = 8
+"""Engines of the table; --json has all."""
+LEAST: Final = 0.0005
+"""Share of a part of the table."""
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="LOGS...|RUN")
+@config_files
+@settings_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
+def diagnose(
+    sources: tuple[str, ...], configs: tuple[Path, ...], settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Say where the time of your steps went: one sentence, parts that sum to it, and remedies.
+
+    A RUN is a run directory of Heddle's. LOGS are files or folders of measured steps: NeMo-RL's
+    Perfetto traces, RL-Insight's spans of verl, TraceLab's rounds, metrics of vLLM or SGLang over
+    time, heddle.observed/1; or logs with times that `heddle trace import` reads.
+
+    Remedies are settings that the trajectories are simulated under, on the cluster that [cluster]
+    describes (of a RUN, its own), compared with its policy and engines. diagnose.budget_s limits
+    their search; diagnose.observed writes the measured steps to a file.
+    """
+    from heddle.cli.tables import show_verdict
+    from heddle_trace.observed.files import write_observed
+
+    options = {"configs": configs}
+    config, _ = take_config(sources, options, settings, usual=USUAL, logs=True)
+    steps, config, name = _read(sources, config)
+    if config.diagnose.observed:
+        write_observed(config.diagnose.observed, steps.header, steps.observations())
+    found = _diagnosed(steps, name)
+    if not as_json:
+        show_verdict(found.sentence)
+        _show(found)
+    remedies, why_none = _remedies(steps, config)
+    if as_json:
+        click.echo(json.dumps(found.plain(remedies, why_none), allow_nan=False))
+    else:
+        _show_remedies(remedies, why_none)
+
+
+def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Config, str]":
+    """The measured steps, the configuration of what ran, and its name."""
+    from heddle.cli.progress import progress
+    from heddle.diagnosis.own_runs import observed_run, own_run
+    from heddle.runs import why_unfinished
+    from heddle_trace.observed.reading import read_observed
+
+    runs = [own_run(Path(source)) for source in sources]
+    require(len(runs) == 1 or not any(runs), "name one RUN: each is diagnosed by itself")
+    run = runs[0]
+    with progress(f"reading {sources[0]}"):
+        if run is not None:
+            if run.status != "finished":
+                why = why_unfinished(run.manifest)
+                click.echo(f"{run.path}: {why}: its journal as far as it goes", err=True)
+            own = run.config
+            steps = observed_run(run)
+            config = replace(config, cluster=own.cluster, policy=own.policy, seed=own.seed)
+            return steps, config, steps.header.source
+        logs = config.logs
+        read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad)
+    for what, count in {**read.notes.dropped, **read.notes.assumed}.items():
+        click.echo(f"{count:,} {what}", err=True)
+    for path in read.foreign:
+        click.echo(f"left out {path}: no measured steps", err=True)
+    if read.notes.damaged:
+        click.echo(f"left out {read.notes.damaged:,} damaged records", err=True)
+    return read.steps, config, read.format
+
+
+def _diagnosed(steps: "ObservedSteps", name: str) -> "Diagnosis":
+    from heddle.diagnosis.engines import diagnose_engines
+    from heddle.diagnosis.parts import diagnose as parts_of
+    from heddle.diagnosis.verdict import Diagnosis
+    from heddle_trace.observed.schema import TIMES
+
+    of = diagnose_engines if not steps.count and steps.engines else parts_of
+    measured, paths, engines = of(steps)
+    known = {name for name in TIMES if name in steps.requests or name in steps.engines}
+    known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
+    absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
+    return Diagnosis(
+        source=name,
+        steps=tuple(measured),
+        paths=tuple(paths),
+        engines=tuple(engines),
+        alone=steps.header.clock == "trajectory",
+        absent=tuple(n.removesuffix("_s") for n in absent),
+    )
+
+
+def _show(found: "Diagnosis") -> None:
+    from heddle.cli.tables import fact, percent, show_rows
+
+    total_s, steps = found.total_s or 1.0, len(found.steps)
+    click.echo()
+    each = " a step" if steps > 1 else ""
+    rows = [
+        {"part": n, f"seconds{each}": f"{s / steps:,.1f}", "share": percent(s / total_s)}
+        for n, s in [*found.parts.items(), ("measured", found.total_s)]
+        if s >= LEAST * total_s or n == "unaccounted"
+    ]
+    show_rows(rows)
+    click.echo()
+    if found.paths:
+        named = dict.fromkeys(part for path in found.paths for part in path.parts)
+        kept = sorted(named, key=lambda n: -sum(p.parts.get(n, 0.0) for p in found.paths))[:5]
+        show_rows(
+            [
+                {
+                    "the longest": path.trajectory[-28:],
+                    "seconds": f"{path.lasts_s:,.1f}",
+                    **{n: f"{path.parts.get(n, 0.0):,.1f}" for n in kept},
+                }
+                for path in found.paths
+            ]
+        )
+        click.echo()
+    if found.engines:
+        show_rows(
+            [
+                {
+                    "engine": engine.engine[-28:],
+                    "busy": percent(engine.busy_s / total_s),
+                    "idle while some wait": percent(engine.idle_waiting_s / total_s),
+                    "mean batch": f"{engine.mean_batch:,.1f}",
+                }
+                for engine in found.engines[:SHOWN]
+            ]
+        )
+        click.echo()
+    fact("source", found.source)
+    over = sum(step.running_over for step in found.steps)
+    if over:
+        fact("overlap", f"{over:,} trajectories ran over the end of a step, and count in both")
+    if found.absent:
+        fact("absent", f"not recorded, so part of others or unaccounted: {', '.join(found.absent)}")
+
+
+def _remedies(steps: "ObservedSteps", config: "Config") -> "tuple[list[Remedy], str]":
+    """Remedies, or why there are none."""
+    from heddle.cli.progress import progress
+    from heddle.diagnosis.remedies import remedies
+    from heddle_trace import Trace
+    from heddle_trace.observed.records import records_of
+
+    budget_s = config.diagnose.budget_s
+    if not budget_s:
+        return [], "diagnose.budget_s is 0"
+    records = records_of(steps, config.logs.workload or "agent")
+    if not records:
+        return [], "no output tokens are recorded, without which nothing can be simulated"
+    config = replace(config, missing=rules_of(Trace("measured", records, ""), config.missing))
+    with progress("searching remedies"):
+        try:
+            found = remedies(config, records, budget_s, config.plan.framework)
+        except ValueError as error:
+            return [], str(error)
+    return found, "" if found else "no other setting is significantly faster in simulation"
+
+
+def _show_remedies(remedies: "Sequence[Remedy]", why_none: str) -> None:
+    if why_none:
+        click.echo(f"no remedies: {why_none}")
+    for number, each in enumerate(remedies, start=1):
+        low, high = (round(end * 100.0) for end in (each.low, each.high))
+        click.echo(
+            f"{number}. {each.setting}: {each.saving * 100.0:.0f} % less time ({low} to {high} %), "
+            "simulated"
+        )
+        click.echo(textwrap.indent(each.block, "   "))

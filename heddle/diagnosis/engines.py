@@ -1,0 +1,67 @@
+"""A measured time as the sum of its parts, where only engines were observed."""
+
+import numpy as np
+
+from heddle.diagnosis.intervals import requests_over_time
+from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
+from heddle.runs.journal_columns import Floats
+from heddle_trace.observed.columns import ObservedSteps
+
+COUNTED = ("queue", "prefill", "decode")
+
+
+def diagnose_engines(
+    seen: ObservedSteps,
+) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
+    """Time with requests is shared by what requests took; without any, engines stalled or idled.
+
+    Between two samples an engine has the requests of the first.
+    """
+    times, per_engine = requests_over_time(seen)
+    length = np.diff(times)
+    busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
+    took = {part: _total(seen, part) for part in COUNTED}
+    total_s, served_s = float(length.sum()), float(length[busy > 0].sum())
+    all_s = sum(took.values())
+    parts = {part: served_s * each / all_s for part, each in took.items() if each > 0.0}
+    if not all_s:
+        parts = {"llm": served_s}
+    parts["stalled"] = float(length[(busy == 0) & (queued > 0)].sum())
+    parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
+    parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
+    parts["unaccounted"] = total_s - sum(parts.values())
+    step = Step(
+        label=None,
+        start_s=float(times[0]),
+        end_s=float(times[-1]),
+        parts=parts,
+        trajectories=0,
+        longest=0,
+        running_over=0,
+    )
+    engines = []
+    for name, (running, _) in per_engine.items():
+        now = running[:-1]
+        busy_s = float(length[now > 0].sum())
+        engines.append(
+            EngineTime(
+                engine=name,
+                busy_s=busy_s,
+                idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
+                mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
+                batch=_binned(times, now),
+            )
+        )
+    return [step], [], engines
+
+
+def _total(seen: ObservedSteps, part: str) -> float:
+    column = seen.engines.get(f"{part}_s")
+    return 0.0 if column is None else float(np.nansum(column.values))
+
+
+def _binned(times: Floats, now: Floats) -> tuple[float, ...]:
+    passed = np.append(0.0, np.cumsum(now * np.diff(times)))
+    edges = np.linspace(times[0], times[-1], BINS + 1)
+    width_s = max(edges[1] - edges[0], 1e-9)
+    return tuple((np.diff(np.interp(edges, times, passed)) / width_s).round(2).tolist())

@@ -1,0 +1,137 @@
+"""Measured steps of a run of our own, from its journal."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from heddle.runs import Run, RunError, load_run
+from heddle.runs.comparison_folder import shown_runs
+from heddle.runs.files import MANIFEST
+from heddle.runs.record import Record, record
+from heddle.runs.tables import Columns
+from heddle_trace.importers.notes import Notes
+from heddle_trace.observed.columns import ObservedSteps, observed
+from heddle_trace.observed.core import ParsedObservation
+from heddle_trace.observed.schema import (
+    SCHEMA,
+    Observation,
+    ObservedHeader,
+    ObservedRequest,
+    Phase,
+    PhaseName,
+)
+
+
+def own_run(path: Path) -> Run | None:
+    """The run of a folder; None where it is no folder of runs.
+
+    Raises:
+        RunError: it is the folder of several, or is damaged.
+    """
+    if (path / MANIFEST).is_file():
+        return load_run(path, unfinished=True)
+    runs = shown_runs(path) if path.is_dir() else []
+    if len(runs) == 1:
+        return load_run(runs[0], unfinished=True)
+    if runs or (path.is_dir() and any(path.glob(f"*/*/{MANIFEST}"))):
+        listed = ", ".join(str(run) for run in runs[:3]) or f"`heddle runs --in {path}` lists them"
+        raise RunError(f"{path}: holds several runs: name one ({listed})")
+    return None
+
+
+def observed_run(run: Run) -> ObservedSteps:
+    """Read the journal of a run.
+
+    Raises:
+        RunError: it is damaged, or nothing had arrived when it broke off.
+    """
+    found = record(run)
+    header = ObservedHeader(schema=SCHEMA, source=f"heddle run {run.path.name}", clock="shared")
+    where = str(run.path)
+    return observed(
+        header, (ParsedObservation(where, seen) for seen in _observations(found)), Notes()
+    )
+
+
+def _observations(found: Record) -> Iterator[Observation]:
+    yield from _requests(found)
+    if found.loop is not None:
+        yield from _phases("training", found.loop.trainings, found.end_s)
+        yield from _phases("update", found.loop.updates, found.end_s)
+
+
+def _phases(name: PhaseName, part: Columns, broke_off_s: float) -> Iterator[Phase]:
+    ended = np.where(np.isnan(part["ended_s"]), broke_off_s, part["ended_s"]).tolist()
+    labels = part["batch"].tolist() if "batch" in part else [None] * len(ended)
+    for label, start_s, end_s in zip(labels, part["began_s"].tolist(), ended, strict=True):
+        yield Phase(phase=name, start_s=start_s, end_s=end_s, rl_step=label)
+
+
+def _requests(found: Record) -> Iterator[ObservedRequest]:
+    """A request a dispatch; the last of a step has its tool, the last of all its reward."""
+    d, t, steps = found.dispatches, found.trajectories, found.steps
+    names, groups = found.journal.trajectories, found.journal.words("group")
+    engines, tools = found.journal.words("engine"), found.journal.words("tool")
+    batches = _batches(found)
+    started_s = _times(found, "StartTrajectory", len(names))
+    scored_s = _times(found, "Scored", len(names))
+    ended_s = np.where(np.isnan(d.ended_s), found.end_s, d.ended_s)
+    last = np.append(d.first[1:], True)
+    of_step = np.cumsum(d.first) - 1
+    first_of = np.append(True, d.trajectory[1:] != d.trajectory[:-1])
+    last_of = np.append(first_of[1:], True)
+    env_s = np.where(first_of, np.nan_to_num(t["arrived_s"] - started_s)[d.trajectory], 0.0)
+    reward_s = np.where(last_of, np.nan_to_num(scored_s - t["finished_s"])[d.trajectory], 0.0)
+    tool_s = np.where(last, steps["tool_s"][of_step], 0.0)
+    lost_s = np.where(d.lost, ended_s - d.dispatched_s, 0.0)
+    queue_s = np.maximum(d.dispatched_s - d.runnable_s, 0.0) + d.engine_queued_s
+    columns = (
+        *(d.trajectory, d.step, d.runnable_s - env_s, ended_s + tool_s + reward_s),
+        *(env_s, queue_s, d.prefill_s, d.decode_s, lost_s, tool_s, reward_s),
+        *(d.engine, steps["tool"][of_step], d.context_tokens, d.cached_tokens, d.output_tokens),
+    )
+    group = [groups[code] for code in t["group"].tolist()]
+    for row in zip(*(column.tolist() for column in columns), strict=True):
+        own, step, start_s, end_s, env, queue, prefill, decode, lost, tool, reward, *rest = row
+        engine, name, given, cached, made = rest
+        yield ObservedRequest(
+            trajectory_id=names[own],
+            step=step,
+            group_id=group[own],
+            rl_step=batches.get(own),
+            start_s=start_s,
+            end_s=end_s,
+            env_start_s=env or None,
+            queue_s=queue,
+            prefill_s=prefill,
+            decode_s=decode,
+            lost_s=lost or None,
+            tool_s=tool or None,
+            reward_s=reward or None,
+            tool=(tools[name] or None) if tool and name >= 0 else None,
+            engine=engines[engine],
+            input_tokens=given,
+            cached_tokens=cached,
+            output_tokens=made,
+        )
+
+
+def _batches(found: Record) -> dict[int, int]:
+    """The batch in which each trajectory was trained, by its code."""
+    if found.loop is None:
+        return {}
+    parts = found.loop.trainings
+    return {
+        code: batch
+        for batch, members in zip(parts["batch"].tolist(), parts["members"], strict=True)
+        for code in members.tolist()
+    }
+
+
+def _times(found: Record, name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """When each trajectory had this event or command last; NaN of those that had none."""
+    rows = found.journal.of(name)
+    times, codes = np.full(count, np.nan), rows.codes("trajectory")
+    times[codes[codes >= 0]] = rows.floats("time_s")[codes >= 0]
+    return times

@@ -1,0 +1,303 @@
+"""A measured step as the sum of its parts.
+
+Each second of a step goes to what the trainer does then, if it works; else it is shared evenly by
+the trajectories that have not ended, by what each is in. When few of them are left, it goes to the
+wait for the longest. The share of a trajectory that waits while no engine has a request is a part
+of its own. What nothing accounts for is shown.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from heddle.diagnosis.intervals import (
+    LLM,
+    PARTS,
+    QUEUE,
+    Intervals,
+    intervals,
+    requests_over_time,
+    spans,
+)
+from heddle.reports.curves import time_within
+from heddle.runs.journal_columns import Bools, Floats, Ints
+from heddle.runs.tables import union_s
+from heddle_trace.importers.clocks import SLACK_S
+from heddle_trace.observed.columns import ObservedSteps
+
+TAIL: Final = 32
+"""A step waits for the longest when no more than one of so many trajectories is left."""
+LEAST: Final = 8
+"""Trajectories of a step below which none is the longest."""
+PHASES: Final = ("training", "update", "reward", "other")
+"""Of a trainer; the first of them that is under way takes the time."""
+BINS: Final = 50
+_SEVERAL: Final = (
+    "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One measured step, in seconds of its source's clock."""
+
+    label: int | None
+    start_s: float
+    end_s: float
+    parts: dict[str, float]
+    """Seconds by part; they sum to the step. Those of nothing are not there."""
+    trajectories: int
+    longest: int
+    """Trajectories that are left in the part `tail`."""
+    running_over: int
+    """Trajectories that go on in the next step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """A trajectory of those that ended last, from the start of its step to its own end."""
+
+    trajectory: str
+    lasts_s: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTime:
+    """An engine during all steps."""
+
+    engine: str
+    busy_s: float
+    idle_waiting_s: float
+    """Without a request although a trajectory waited for an engine."""
+    mean_batch: float
+    """While it was busy."""
+    batch: tuple[float, ...]
+    """Requests in each of `BINS` equal times."""
+
+
+class StepsError(ValueError):
+    """Steps that cannot be of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    label: int | None
+    start_s: float
+    end_s: float
+
+
+def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window]:
+    """The measured steps: as recorded, by the number of the step, or all of the source.
+
+    Raises:
+        StepsError: a step ends before the one before it.
+    """
+    steps = sorted((p for p in seen.phases if p.phase == "step"), key=lambda each: each.start_s)
+    for before, after in pairwise(steps):
+        if after.start_s < before.end_s - SLACK_S:
+            raise StepsError(
+                f"a step begins {before.end_s - after.start_s:,.1f} s before the one before it has "
+                f"ended: {_SEVERAL}"
+            )
+    if steps:
+        return [_Window(each.rl_step, each.start_s, each.end_s) for each in steps]
+    ends: dict[int, list[float]] = {}
+    for phase in seen.phases:
+        if phase.rl_step is not None and phase.phase != "other":
+            ends.setdefault(phase.rl_step, []).append(phase.end_s)
+    label = seen.column("rl_step").values
+    if not ends:
+        for each in np.unique(label[label >= 0]).tolist():
+            ends[each] = [float(end_s[label == each].max())]
+    begin_s = min([*start_s[:1], *(p.start_s for p in seen.phases), start_s.min(initial=np.inf)])
+    if not ends:
+        return [_Window(None, begin_s, max([*(p.end_s for p in seen.phases), *end_s.tolist()]))]
+    found = []
+    for each, last in sorted(ends.items()):
+        if max(last) < begin_s:
+            raise StepsError(f"step {each} ends before the step before it: {_SEVERAL}")
+        found.append(_Window(each, begin_s, max(last)))
+        begin_s = max(last)
+    return found
+
+
+def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
+    """Parts of each step, the trajectories that ended last, and the engines."""
+    start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
+    cut = intervals(seen)
+    codes, first_s, last_s = spans((start_s, end_s), seen.column("trajectory_id").ints)
+    names = seen.column("trajectory_id").words
+    if seen.header.clock == "trajectory":
+        return _alone(cut, codes, first_s, last_s, names)
+    steps, paths = [], []
+    for window in windows(seen, start_s, end_s):
+        here = (last_s > window.start_s) & (first_s < window.end_s)
+        steps.append(_step(window, cut, first_s[here], last_s[here], seen))
+        ended = codes[here][np.argsort(-last_s[here], kind="stable")[:5]]
+        paths += [_path(window, code, cut, names[code]) for code in ended.tolist()]
+    return steps, sorted(paths, key=lambda path: -path.lasts_s)[:5], _engines(seen, cut, steps)
+
+
+def _alone(
+    cut: Intervals, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
+) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
+    """Trajectories that were measured by themselves: their times are added up."""
+    total_s = float((last_s - first_s).sum())
+    order = np.argsort(first_s - last_s, kind="stable")[:5]
+    paths = [
+        _path(_Window(None, first_s[at], last_s[at]), int(codes[at]), cut, names[codes[at]])
+        for at in order.tolist()
+    ]
+    parts = _accounted(_sums(cut.part, cut.end_s - cut.start_s), total_s)
+    step = Step(
+        label=None,
+        start_s=0.0,
+        end_s=total_s,
+        parts=parts,
+        trajectories=len(codes),
+        longest=0,
+        running_over=0,
+    )
+    return [step], paths, []
+
+
+def _sums(part: Ints, seconds: Floats) -> dict[str, float]:
+    found = np.bincount(part, weights=seconds, minlength=len(PARTS)).tolist()
+    return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
+
+
+def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
+    rest_s = total_s - sum(parts.values())
+    return {**parts, "unaccounted": 0.0 if abs(rest_s) < 1e-9 * total_s else rest_s}
+
+
+def _path(window: _Window, code: int, cut: Intervals, name: str) -> CriticalPath:
+    own = cut.of((cut.trajectory == code) & (cut.start_s < window.end_s))
+    seconds = np.maximum(own.end_s - np.maximum(own.start_s, window.start_s), 0.0)
+    lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
+    late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
+    parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, seconds)}
+    return CriticalPath(trajectory=name, lasts_s=lasts_s, parts=_accounted(parts, lasts_s))
+
+
+class _Grid:
+    """Times of a step between which nothing begins or ends."""
+
+    def __init__(self, window: _Window, marks: Sequence[Floats]) -> None:
+        ends = self._ends = (window.start_s, window.end_s)
+        self.edges = np.unique(np.clip(np.concatenate([*marks, ends]), *ends))
+        self.length = np.diff(self.edges)
+
+    def under_way(self, start_s: Floats, end_s: Floats) -> Ints:
+        """How many of the intervals hold each time."""
+        change = np.zeros(len(self.edges), np.int64)
+        for times, sign in ((start_s, 1), (end_s, -1)):
+            place = np.searchsorted(self.edges, np.clip(times, *self._ends))
+            change += sign * np.bincount(place, minlength=len(change))
+        return np.cumsum(change)[:-1]
+
+    def within(self, weight: Floats, own: Intervals) -> Floats:
+        """Seconds of each interval, weighted by the time in which they pass."""
+        passed = np.append(0.0, np.cumsum(self.length * weight))
+        ends = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
+        before, after = (np.interp(times, self.edges, passed) for times in ends)
+        return np.asarray(after - before, np.float64)
+
+    def sum(self, where: Bools) -> float:
+        return float(self.length[where].sum())
+
+
+def _step(
+    window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
+) -> Step:
+    cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
+    marks = [first_s, last_s, *(getattr(cut.of(cut.computing), n) for n in ("start_s", "end_s"))]
+    marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
+    marks += [seen.engines["time_s"].values] if seen.engines else []
+    grid = _Grid(window, marks)
+    parts, free = _trainer(grid, seen)
+    active = grid.under_way(first_s, last_s)
+    free_active = free & (active > 0)
+    share = np.divide(1.0, active, out=np.zeros(len(active)), where=free_active)
+    longest = max(1, len(last_s) // TAIL) if len(last_s) >= LEAST else 0
+    since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
+    tail = free_active & (grid.edges[:-1] >= since_s)
+    serving, waits = _serving(grid, cut, seen)
+    waiting, rest = cut.of(waits), cut.of(~waits)
+    parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
+    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
+    parts["idle"] = grid.sum(free & (active == 0))
+    parts |= _sums(rest.part, grid.within(share * ~tail, rest))
+    parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
+    found = {name: value for name, value in parts.items() if value > 0.0}
+    return Step(
+        label=window.label,
+        start_s=window.start_s,
+        end_s=window.end_s,
+        parts=_accounted(found, window.end_s - window.start_s),
+        trajectories=len(last_s),
+        longest=longest,
+        running_over=int((last_s > window.end_s + SLACK_S).sum()),
+    )
+
+
+def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]:
+    """Seconds of each phase of the trainer, and the times in which it does nothing."""
+    parts: dict[str, float] = {}
+    free = np.ones(len(grid.length), bool)
+    for name in PHASES:
+        own = np.array([(p.start_s, p.end_s) for p in seen.phases if p.phase == name])
+        if len(own):
+            now = free & (grid.under_way(own[:, 0], own[:, 1]) > 0)
+            parts[name] = grid.sum(now)
+            free &= ~now
+    return parts, free
+
+
+def _serving(grid: _Grid, cut: Intervals, seen: ObservedSteps) -> tuple[Bools, Bools]:
+    """Times in which some engine has a request, and the intervals that wait for one.
+
+    Where engines were sampled they say it; a request that none of them has waits, too.
+    """
+    computing = cut.of(cut.computing)
+    serving = grid.under_way(computing.start_s, computing.end_s) > 0
+    if not seen.engines:
+        return serving, cut.part == QUEUE
+    times, engines = requests_over_time(seen)
+    running = np.sum([each for each, _ in engines.values()], axis=0)
+    at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
+    known = (at >= 0) & (at < len(times) - 1)
+    return np.where(known, running[at] > 0, serving), np.isin(cut.part, (QUEUE, LLM))
+
+
+def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:
+    """Times of the engines that requests name, over all steps."""
+    begin_s, end_s = steps[0].start_s, steps[-1].end_s
+    edges = np.linspace(begin_s, end_s, BINS + 1)
+    waiting = cut.of(cut.part == QUEUE)
+    found = []
+    for code, name in enumerate(seen.column("engine").words):
+        own = cut.of((cut.engine == code) & cut.computing)
+        alone_s = _covered(own.start_s, own.end_s)
+        both = np.concatenate([own.start_s, waiting.start_s])
+        either_s = _covered(both, np.concatenate([own.end_s, waiting.end_s]))
+        running_s = np.diff(time_within(edges, own.start_s, own.end_s))
+        found.append(
+            EngineTime(
+                engine=name,
+                busy_s=alone_s,
+                idle_waiting_s=either_s - alone_s,
+                mean_batch=float(running_s.sum()) / alone_s if alone_s else 0.0,
+                batch=tuple((running_s / max(edges[1] - edges[0], 1e-9)).round(2).tolist()),
+            )
+        )
+    return found
+
+
+def _covered(start_s: Floats, end_s: Floats) -> float:
+    order = np.argsort(start_s)
+    return union_s(start_s[order], end_s[order])

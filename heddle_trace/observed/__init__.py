@@ -1,0 +1,1 @@
+"""Measured steps of rollouts and trainings, as `heddle.observed/1`."""
