@@ -2,10 +2,12 @@
 
 import pytest
 
+from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId
 from heddle_core.parts.admission import (
     STEPS_AHEAD,
     UNKNOWN_STEP_TOKENS,
+    UNKNOWN_STEPS,
     ReserveOutput,
 )
 from heddle_core.parts.table import next_round
@@ -49,6 +51,39 @@ def test_a_round_is_one_step_and_what_its_tool_appends():
 def test_without_history_a_common_step_is_assumed():
     assert reserve(0.0) == int(UNKNOWN_STEP_TOKENS)
     assert ReserveOutput(policy_context()).keeps_kv
+
+
+def test_without_history_steps_that_end_tell_what_one_makes_and_its_tool_appends():
+    known, learns = next_round(policy_context(history=history())), next_round(policy_context())
+    t = add_trajectory(ledger_of(), "t")
+    usual = known.reserve_tokens(t, 1e9)
+    for part in (known, learns):
+        for step in range(10 * UNKNOWN_STEPS):
+            part.observe_step(
+                t,
+                StepFinished(
+                    time_s=0.0,
+                    trajectory=t.id,
+                    step=step,
+                    engine=EngineId("e0"),
+                    output_tokens=2_000,
+                    reason="tool_call",
+                ),
+            )
+            part.observe_tool(
+                t,
+                ToolReturned(
+                    time_s=0.0,
+                    trajectory=t.id,
+                    step=step,
+                    tool="sh",
+                    ok=True,
+                    observation_tokens=1_000,
+                    context_tokens=0,
+                ),
+            )
+    assert known.reserve_tokens(t, 1e9) == usual
+    assert 0.9 * 3_000 < learns.reserve_tokens(t, 1e9) < 3_000
 
 
 def test_reserved_output_and_parked_kv_keep_the_next_step_waiting():
