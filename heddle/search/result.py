@@ -15,7 +15,7 @@ from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
 from heddle.search.draws import check_groups, check_history, places
 from heddle.search.interval import PredictionInterval, prediction_interval
-from heddle.search.policies import FIRST, shipped
+from heddle.search.policies import FIRST, is_ours, shipped
 from heddle.search.race import (
     FINALISTS,
     JUDGED,
@@ -263,12 +263,14 @@ def _rounds(
         if each.cluster.speculation == best
     }
     least_s = min(known.values())
-    with_best = [drafted(each, (best,) if speculations else ()) for each in candidates]
-    race.run(
-        (e for e in with_best if e.planned or known.get(e.cluster.tps, 0.0) <= HOPELESS * least_s),
-        [0],
-        within=WIDE,
-    )
+    with_best = [
+        each
+        for each in (drafted(each, (best,) if speculations else ()) for each in candidates)
+        if each.planned or known.get(each.cluster.tps, 0.0) <= HOPELESS * least_s
+    ]
+    # Ours first: where they are far ahead, simulations of all others end sooner.
+    race.run((each for each in with_best if is_ours(each.policy)), [0], within=WIDE)
+    race.run(with_best, [0], within=WIDE)
     profiles = workspace.profiles(config.cluster)
     numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
     race.run_slots(race.near(WIDE, SETTINGS_KEPT), numbers)
