@@ -93,6 +93,8 @@ class Race:
             "whole": defaultdict(dict),
         }
         """Time by candidate and number of the draw; infinite where it was stopped."""
+        self.simplicity: Callable[[Variant], Any] = lambda _: 0
+        """A key of candidates that decide alike: the least one stands for all."""
         self._used: dict[Variant, int] = {}
         """Slots that a candidate used on the first draw, where it had more."""
         self.slowest_s = 0.0
@@ -198,14 +200,19 @@ class Race:
         return sorted(finished, key=lambda each: (-len(made[each]), fmean(made[each].values())))
 
     def distinct(self) -> list[Variant]:
-        """Candidates as `ranked`; of those that take equally long on the first draw, the first.
+        """Candidates as `ranked`; of those that take equally long on the first draw, the simplest.
 
         They decide alike: slots that are not used, policies that differ where KV is short.
         """
-        first: dict[float, Variant] = {}
+        made = self.made["search"]
+        alike: defaultdict[float, list[Variant]] = defaultdict(list)
         for each in self.ranked():
-            first.setdefault(self.made["search"][each][0], each)
-        return list(first.values())
+            alike[made[each][0]].append(each)
+        chosen = []
+        for first, *others in alike.values():
+            same = [each for each in others if len(made[each]) == len(made[first])]
+            chosen.append(min([first, *same], key=self.simplicity) if same else first)
+        return chosen
 
     def near(self, within: float, most: int) -> list[Variant]:
         """The best of `distinct` so far and those within so many times of it."""

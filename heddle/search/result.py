@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Final
 
@@ -166,6 +166,7 @@ def search(
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
     race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    race.simplicity = cache(lambda each: _simplicity(each, config, shared))
     complete = race.completes(partial(_rounds, race, config, candidates, slots, tried, shared))
     own = [
         drafted(c, tried[:1])
@@ -175,7 +176,8 @@ def search(
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
-    chosen = min(same, key=lambda each: _simplicity(race, each, config, shared))
+    more = race.decided()
+    chosen = min(same, key=lambda each: (*race.simplicity(each), fmean(more[each])))
     setups = {each: _setup(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
@@ -282,14 +284,13 @@ def _rounds(
 
 
 def _simplicity(
-    race: Race, candidate: Variant, config: RunConfig, workspace: Workspace
-) -> tuple[int, bool, int, float]:
-    """Order of ties: few mechanisms, presets first, wide engines, then the least mean."""
+    candidate: Variant, config: RunConfig, workspace: Workspace
+) -> tuple[int, bool, int]:
+    """Order of ties: few mechanisms, presets first, wide engines."""
     return (
         mechanisms(_setup(config, candidate, workspace).policy),
         "+" in candidate.policy,
         -candidate.cluster.tp,
-        fmean(race.decided()[candidate]),
     )
 
 

@@ -378,3 +378,15 @@ def test_slots_that_no_baseline_uses_are_not_tried_again(config: RunConfig):
     race.run_slots(tries, (64, 100, 128, 256))
     assert [slots for policy, slots in done if policy == "verl"] == [256, 64]
     assert [slots for policy, slots in done if policy == "heddle"] == [256, 64, 100, 128]
+
+
+def test_the_simplest_stands_for_candidates_that_decide_alike(config: RunConfig):
+    def alike(_: object, job: Job, __: object) -> tuple[float, float, int]:
+        return (10.0 if job.candidate.policy != "slime" else 11.0), 0.0, 0
+
+    race = Race((), alike, draws=1, steps=1, jobs=1)
+    names = ["heddle", "verl", "slime"]
+    race.run(tuning(config, workspace=Workspace()).variants(config, names, Workspace()), [0])
+    assert [each.policy for each in race.distinct()] == ["heddle", "slime"]
+    race.simplicity = lambda each: each.policy == "heddle"
+    assert [each.policy for each in race.distinct()] == ["verl", "slime"]
