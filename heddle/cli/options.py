@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Verb: TypeAlias = Callable[..., Any]
 
 
-class Running(click.ParamType[Any]):
+class NumberOrAuto(click.ParamType[Any]):
     """A whole number, or auto."""
 
     name = "number"
@@ -64,7 +64,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     (
         "--max-running",
         "cluster.max_running",
-        Running(),
+        NumberOrAuto(),
         "Steps that an engine runs at once; auto: as many as KV allows [100]",
     ),
     (
