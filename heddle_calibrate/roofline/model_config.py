@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,7 +15,6 @@ from heddle_calibrate.roofline.model_shape import (
     Precision,
     Precisions,
 )
-from heddle_sim.model_names import short_model_name
 
 DENSE: Final = (
     "LlamaForCausalLM",
@@ -25,6 +23,7 @@ DENSE: Final = (
     "Qwen3ForCausalLM",
     "Phi3ForCausalLM",
     "MiMoForCausalLM",
+    "SeedOssForCausalLM",
 )
 EXPERTS: Final = (
     "MixtralForCausalLM",
@@ -34,11 +33,12 @@ EXPERTS: Final = (
     "MiniMaxM2ForCausalLM",
     "Glm4MoeForCausalLM",
 )
-LATENT: Final = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+LATENT: Final = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")
 WITH_VISION: Final = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
 )
 """Their text part is modelled."""
 SUPPORTED: Final = (*DENSE, *EXPERTS, *LATENT, *WITH_VISION)
@@ -203,6 +203,8 @@ def model_shape(
             "give the complete config.json of the model, as on its Hugging Face page"
         )
     own = _precisions(values, text, place, layers, experts=experts is not None)
+    quantised = values.get("quantization_config")
+    fp8_kv = isinstance(quantised, Mapping) and quantised.get("kv_cache_quant_algo") == "FP8"
     return ModelShape(
         name=name,
         layers=layers,
@@ -219,6 +221,7 @@ def model_shape(
         experts=experts,
         window=window,
         sliding_layers=sliding,
+        kv_element_bytes=1 if fp8_kv else 2,
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
@@ -373,28 +376,3 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
         f"{f' with {bits} bits' if bits else ''} is not modelled; "
         "give profile.precision (bf16, fp8, mxfp4, nvfp4 or int4)"
     )
-
-
-# -- known models ----------------------------------------------------------------------------------
-
-KNOWN = Path(__file__).with_name("configs.json")
-
-
-@cache
-def known_configs() -> Mapping[str, Mapping[str, Any]]:
-    """Read the configurations of `configs.json`, by their Hugging Face ids."""
-    values: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return MappingProxyType(values)
-
-
-def known_config(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a known model, by its id or the part after the slash.
-
-    Variants such as "-Instruct-2507" have the shape of their base. Raises KeyError.
-    """
-    organisation, _, _ = name.lower().rpartition("/")
-    for key, values in known_configs().items():
-        own, _, short = key.lower().partition("/")
-        if organisation in ("", own) and short_model_name(name, (short,)) == short:
-            return values
-    raise KeyError(name)

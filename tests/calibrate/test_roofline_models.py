@@ -9,6 +9,7 @@ import pytest
 
 from heddle_calibrate.roofline import locate
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.memory import (
     count_parameters,
@@ -18,7 +19,6 @@ from heddle_calibrate.roofline.memory import (
 )
 from heddle_calibrate.roofline.model_config import (
     ModelConfigError,
-    known_config,
     model_shape,
     read_model_config,
 )

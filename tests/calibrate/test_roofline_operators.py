@@ -15,8 +15,9 @@ from heddle_calibrate.roofline.efficiency import (
     shipped_efficiencies,
 )
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.memory import count_parameters
-from heddle_calibrate.roofline.model_config import known_config, model_shape
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import (
     LayoutError,
