@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
-from heddle_calibrate.roofline.model_config import ModelConfigError
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.model_shape import Precision
 from heddle_sim.model_names import known_model, short_model_name
 

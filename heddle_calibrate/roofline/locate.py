@@ -5,12 +5,9 @@ import re
 from importlib import import_module
 from pathlib import Path
 
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.known_models import listed_config
-from heddle_calibrate.roofline.model_config import (
-    ModelConfigError,
-    model_shape,
-    read_model_config,
-)
+from heddle_calibrate.roofline.model_config import model_shape, read_model_config
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_sim.model_names import nearest_ids
 

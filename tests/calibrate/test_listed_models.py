@@ -10,18 +10,13 @@ import pytest
 from heddle_calibrate.roofline.by_name import profile_by_name
 from heddle_calibrate.roofline.known_models import known_config, known_configs
 from heddle_calibrate.roofline.memory import weights_read_bytes
-from heddle_calibrate.roofline.model_config import REFUSED, model_shape
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.model_shape import ModelShape, Precisions
 from heddle_sim.model_names import known_model, listed_models
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
 
 SHAPES = listed_models()["shapes"]
-GPUS = ("b200", "h200")
-MODELLED = [
-    config
-    for config, values in known_configs().items()
-    if known_model(config) and not values["architectures"][0].startswith(tuple(REFUSED))
-]
+GPUS = ("b200", "b300")
 
 
 def shape(config: str) -> ModelShape:
@@ -30,7 +25,9 @@ def shape(config: str) -> ModelShape:
 
 def sizes(model: ModelShape) -> ModelShape:
     """The shape without what its precision, heads for drafts and notes change."""
-    return replace(model, precisions=Precisions(), kv_element_bytes=2, mtp_layers=0, notes=())
+    head_dim = model.head_dim if model.attention is None else 0  # latent attention has its own
+    plain = replace(model, precisions=Precisions(), kv_element_bytes=2, head_dim=head_dim)
+    return replace(plain, mtp_layers=0, notes=())
 
 
 @cache
@@ -46,7 +43,7 @@ def found() -> Mapping[str, Profile]:
     return profiles
 
 
-@pytest.mark.parametrize("config", MODELLED)
+@pytest.mark.parametrize("config", [c for c in known_configs() if known_model(c)])
 def test_models_under_one_shape_have_its_sizes(config: str) -> None:
     known = known_model(config)
     assert known is not None
@@ -68,7 +65,7 @@ def test_a_shipped_profile_has_the_sizes_of_its_shape(name: str) -> None:
 
 def test_most_listed_ids_give_a_profile() -> None:
     packages = Counter(profile.source.package for profile in found().values())
-    assert packages == {"aiconfigurator-core": 40, "heddle roofline": 31}
+    assert packages == {"aiconfigurator-core": 40, "heddle roofline": 47}
 
 
 def test_a_profile_by_name_has_the_precision_of_the_id() -> None:
