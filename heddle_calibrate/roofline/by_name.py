@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
 from heddle_sim.model_names import known_model, nearest_ids
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
 
@@ -21,10 +22,11 @@ def profile_by_name(model: str, gpu: str = "") -> Profile:
     try:
         return load_profile(model, gpu)
     except ProfileError as error:
-        if gpu and known_model(model) is not None:
+        known = known_model(model) is not None
+        if known and gpu.lower() in (*GPU_CLASSES, *REFUSED_CLASSES):
             return _roofline(model, gpu.lower())
-        near = nearest_ids(model)
-        hint = f"; ids of repositories like it: {', '.join(near)}" if near and gpu else ""
+        near = [] if known else nearest_ids(model)
+        hint = f"; ids of repositories like it: {', '.join(near)}" if near else ""
         raise ProfileError(f"{error}{hint}") from None
 
 

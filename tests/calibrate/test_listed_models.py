@@ -99,7 +99,12 @@ def test_a_shipped_model_on_another_class_is_a_rooflines() -> None:
         ("Some/Model", "h100", "heddle profile from-config Some/Model --gpu h100"),
         ("Qwen/Qwen2.5-8B", "h100", "ids of repositories like it: Qwen/Qwen2.5-7B"),
         ("Qwen/Qwen3-14B-GPTQ-Int8", "h100", "weights in int8 are not modelled"),
-        ("Qwen/Qwen3-8B", "h1000", "no data sheet of the GPU class 'h1000'"),
+        ("Qwen/Qwen3-8B", "h1000", "unknown GPU 'h1000'"),
+        (
+            "Qwen/Qwen3-8B",
+            "mi355x",
+            "not modelled: efficiencies and host time are of NVIDIA",
+        ),
         ("meta-llama/Meta-Llama-3.1-405B", "l40s", "leave no memory for KV"),
         ("Qwen/Qwen3-8B", "", "unknown GPU"),
     ],

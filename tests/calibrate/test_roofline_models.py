@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from heddle_calibrate.roofline import locate
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.locate import find_model
@@ -18,7 +19,6 @@ from heddle_calibrate.roofline.memory import (
     weights_read_bytes,
 )
 from heddle_calibrate.roofline.model_config import (
-    ModelConfigError,
     model_shape,
     read_model_config,
 )
