@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
@@ -36,10 +37,9 @@ def found() -> Mapping[str, Profile]:
     profiles = {}
     for model in listed_models()["ids"]:
         for gpu in GPUS:
-            try:
-                profiles.setdefault(model, profile_by_name(model, gpu))
-            except ProfileError:
-                continue
+            with suppress(ProfileError):
+                profiles[model] = profile_by_name(model, gpu)
+                break
     return profiles
 
 
