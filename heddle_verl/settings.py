@@ -13,7 +13,8 @@ from heddle.config_error import ConfigError
 from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, prepare
 from heddle.workload import Workload
-from heddle_sim.profile_files import Profile, load_profile
+from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_sim.profile_files import Profile
 from heddle_trace.schema import Trace
 
 PLACE = "router_config_path"
@@ -207,7 +208,7 @@ def check(values: Mapping[str, Any]) -> RouterSettings:
 
 
 def _profile(settings: RouterSettings) -> Profile:
-    return load_profile(settings.model, settings.gpu)
+    return profile_by_name(settings.model, settings.gpu)
 
 
 def _given(key: str, given: int | None, reported: int | None, of_verl: str) -> int:

@@ -14,7 +14,7 @@ def prices(as_json: bool) -> None:
     --set prices.h100=2.1, or h100 = 2.1 under [prices] in heddle.toml, replaces one.
     """
     from heddle.cli.tables import lines
-    from heddle.cost.prices import priced_classes
+    from heddle.cost.prices import price_text, priced_classes
 
     rows = priced_classes()
     if as_json:
@@ -23,6 +23,6 @@ def prices(as_json: bool) -> None:
         return
     shown = {}
     for row in rows:
-        price = "-" if row.dollars_per_hour is None else f"{row.dollars_per_hour:.2f}"
+        price = "-" if row.dollars_per_hour is None else price_text(row.dollars_per_hour)
         shown[row.gpu] = f"{price:>6}  {row.date:<10}  {row.source}"
     lines("dollars of a GPU and hour", shown)

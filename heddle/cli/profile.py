@@ -114,9 +114,10 @@ def list_(as_json: bool) -> None:
 def show_(model: str, gpu: str) -> None:
     """Show one profile: source, KV capacity, times of an iteration, and errors.
 
-    MODEL and GPU are names of a shipped profile, or MODEL is a profile file.
+    MODEL is a name or a Hugging Face id, or a profile file. A model whose shape is known has a
+    profile by the roofline where none is shipped.
     """
     from heddle.cli.show_profile import show_profile
-    from heddle_sim.profile_files import load_profile
+    from heddle_calibrate.roofline.by_name import profile_by_name
 
-    show_profile(load_profile(model, gpu))
+    show_profile(profile_by_name(model, gpu))

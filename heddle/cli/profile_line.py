@@ -18,7 +18,7 @@ def profile_lines(profile: Profile, tp: int) -> list[str]:
     named = source.engine.replace(f"{version},", version).replace(
         version, version.removesuffix(".0")
     )
-    error = _decode_error(profile, tp)
+    error = decode_error(profile, tp)
     lines = [f"{named} {KINDS.get(source.package, 'kernel tables')}{error}"]
     if profile.derived:
         lines.append(f"derived: {profile.derived}")
@@ -27,6 +27,12 @@ def profile_lines(profile: Profile, tp: int) -> list[str]:
     if measured := measured_runs(profile):
         lines.append(measured)
     return lines
+
+
+def error_class(profile: Profile) -> str:
+    """Return what states the error of a profile: ``measured`` runs, a ``table`` or ``roofline``."""
+    kind = KINDS.get(profile.source.package, "table")
+    return "measured" if measured_runs(profile) or kind == "measured steps" else kind
 
 
 def measured_runs(profile: Profile) -> str:
@@ -42,7 +48,8 @@ def measured_runs(profile: Profile) -> str:
     return text
 
 
-def _decode_error(profile: Profile, tp: int) -> str:
+def decode_error(profile: Profile, tp: int) -> str:
+    """State the error of decode steps, with a comma before it; empty where none is known."""
     expected = profile.errors.get("roofline", {}).get("expected")
     if expected:
         left_out = {"model": "models", "class": "GPU classes"}[expected["left_out"]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import rich_click as click
 
-from heddle.cli.profile_line import measured_runs
+from heddle.cli.profile_line import decode_error, error_class, measured_runs
 from heddle.cli.tables import new_table, show
 from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
@@ -68,6 +68,7 @@ def show_profile(profile: Profile) -> None:
     """Source, memory and times of each layout, and the errors of the fit."""
     fitted(profile)
     iterations(profile)
+    click.echo(f"error class: {error_class(profile)}{decode_error(profile, profile.tps[0])}")
     click.echo(measured_runs(profile) or "no measured runs of this model on this GPU class")
     if profile.derived:
         click.echo(f"{profile.gpu_label}: {profile.derived}")

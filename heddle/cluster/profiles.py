@@ -12,12 +12,13 @@ from heddle.cluster.drafters import drafter_of
 from heddle.cluster.speculation import drafted_cost, drafts_of
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
+from heddle_calibrate.roofline.by_name import profile_by_name
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.drafted_tables import Drafts, drafted_table, with_drafter
 from heddle_sim.latency import LatencyTable
-from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError, load_profile
+from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError
 from heddle_sim.profile_parts import Costs, EngineSettings
 
 DEFAULT_SETTINGS = EngineSettings(block_tokens=16, max_batched_tokens=8192)
@@ -271,7 +272,7 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
     Raises:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
-    profile = load_profile(cluster.model, cluster.gpu)
+    profile = profile_by_name(cluster.model, cluster.gpu)
     return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
 
 

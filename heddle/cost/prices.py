@@ -29,6 +29,11 @@ class GpuPrice:
     source: str
 
 
+def price_text(price: float) -> str:
+    """Format dollars with as many places as are counted with: cents, or tenths of them."""
+    return f"{price:,.2f}" if round(price, 2) == price else f"{price:,.3f}"
+
+
 def price_option(gpu: str) -> str:
     """The option that prices a class, as a shell takes it."""
     return f"--set {shlex.quote(f'prices.{gpu}=DOLLARS')}"
@@ -92,7 +97,7 @@ class Prices:
                 continue
             given = gpu.lower() in self.own
             when = "given" if given else f"heddle prices, {shipped_prices()[gpu.lower()].date}"
-            priced.setdefault(when, []).append(f"{gpu} at ${price:,.2f}")
+            priced.setdefault(when, []).append(f"{gpu} at ${price_text(price)}")
         lists = [f"{', '.join(each)} a GPU-hour ({when})" for when, each in priced.items()]
         return "; ".join([*lists, *unpriced])
 

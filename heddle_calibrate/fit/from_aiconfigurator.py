@@ -20,8 +20,9 @@ from heddle_calibrate.fit.kernel_profile import GPUS, HostFit, fit_kernels, with
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.model_config import ModelConfigError, model_shape
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.pairs import least_pairs_s, with_kv_of
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.draft_heads import mtp_head, read_eagle3_head
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.model_config import ModelConfigError
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.profile import (
     RooflineError,

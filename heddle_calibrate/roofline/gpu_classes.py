@@ -83,3 +83,13 @@ GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
 )  # fmt: skip
 """By the names of latency profiles. Memory is what the driver reports. H800
 has NVLink at 400 GB/s, both directions together."""
+
+_AMD: Final = (
+    "efficiencies and host time are of NVIDIA kernels: measured serving on MI300X is 0.37 to 1.14 "
+    "times as fast as on H200, whose data sheet is worse in every figure "
+    "(github.com/alpharomercoma/MI300X-vs-H200, REPORT.md)"
+)
+REFUSED_CLASSES: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(("mi300x", "mi325x", "mi350x", "mi355x"), _AMD)
+)
+"""Classes that the roofline does not cover, with the reason."""

@@ -5,14 +5,11 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from heddle_calibrate.roofline.model_config import (
-    ModelConfigError,
-    known_config,
-    known_configs,
-    model_shape,
-    read_model_config,
-)
+from heddle_calibrate.roofline.config_fields import ModelConfigError
+from heddle_calibrate.roofline.known_models import listed_config
+from heddle_calibrate.roofline.model_config import model_shape, read_model_config
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
+from heddle_sim.model_names import nearest_ids
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_TIMEOUT_S = 2.0
@@ -34,12 +31,12 @@ def find_model(model: str, *, precision: Precision | None = None) -> tuple[Model
     if model.endswith(".json"):
         raise ModelConfigError(f"cannot read {model}: no such file")
     try:
-        values = known_config(model)
+        values, stated = listed_config(model)
     except KeyError:
         file = _cached(model) or _downloaded(model)
         return read_model_config(file, precision=precision), file
     name = model.rpartition("/")[2].lower()
-    return model_shape(values, place=model, name=name, precision=precision), None
+    return model_shape(values, place=model, name=name, precision=precision or stated), None
 
 
 def find_config(model: str) -> Path:
@@ -82,10 +79,10 @@ def _cached(model: str) -> Path | None:
 
 
 def _downloaded(model: str) -> Path:
-    known = ", ".join(known_configs())
+    near = nearest_ids(model) or nearest_ids("qwen3-8b")
     remedy = (
         "download config.json from the model's page and give its path, or take one known here: "
-        f"{known}"
+        f"{', '.join(near)} (all: heddle_sim/models.json)"
     )
     if not HUB_ID.fullmatch(model):
         raise ModelConfigError(

@@ -11,6 +11,8 @@ MEMORY_SHARE = 0.9
 """Of a GPU's memory that an engine uses (vLLM: ``--gpu-memory-utilization``)."""
 RUNTIME_BYTES, COLLECTIVES_BYTES = 3.5 * 2**30, 0.4e9
 """CUDA context, kernels and graphs; and buffers of engines with several GPUs."""
+STATES = 128
+"""Sequences whose states of linear attention have room."""
 MAX_BATCHED_TOKENS = 8192
 """Tokens of the iteration that activations are reserved for, vLLM's on large GPUs."""
 
@@ -48,7 +50,7 @@ def count_parameters(model: ModelShape) -> ParameterCounts:
     return ParameterCounts(
         embedding=embedding,
         head=0 if model.tied else embedding,
-        attention=model.layers * _attention_parameters(model),
+        attention=_attention_parameters(model),
         mlp=mlp,
         experts=routed,
         active_experts=chosen,
@@ -58,12 +60,21 @@ def count_parameters(model: ModelShape) -> ParameterCounts:
 def _attention_parameters(model: ModelShape) -> int:
     latent = model.attention
     if not isinstance(latent, LatentAttention):
-        return model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+        heads = (2 + model.query_gate) * model.heads + 2 * model.kv_heads
+        found = model.full_layers * model.hidden * model.head_dim * heads
+        if (linear := model.linear) is not None:
+            keys, values = linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim
+            wide = 2 * keys + 3 * values + 2 * linear.value_heads
+            found += linear.layers * model.hidden * wide
+        return found
     query = model.heads * (latent.nope_dim + latent.rope_dim)
     into = latent.query_rank * (model.hidden + query) if latent.query_rank else model.hidden * query
     compressed = model.hidden * (latent.kv_rank + latent.rope_dim)
     expansion = latent.kv_rank * model.heads * (latent.nope_dim + latent.value_dim)
-    return into + compressed + expansion + model.heads * latent.value_dim * model.hidden
+    out = model.heads * latent.value_dim * model.hidden
+    index = latent.query_rank * latent.index_heads * latent.index_dim
+    index += model.hidden * (latent.index_dim + latent.index_heads)
+    return model.layers * (into + compressed + expansion + out + index)
 
 
 def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
@@ -98,4 +109,5 @@ def kv_capacity_tokens(model: ModelShape, layout: EngineShape, gpu: GpuClass) ->
     free = MEMORY_SHARE * gpu.memory - RUNTIME_BYTES
     free -= weight_bytes_per_gpu(model, layout) + activation_bytes_per_gpu(model, layout)
     free -= COLLECTIVES_BYTES if layout.gpus > 1 else 0.0
+    free -= STATES * model.linear.state_bytes / layout.tp if model.linear is not None else 0.0
     return max(0, int(free / model.kv_bytes_per_token(layout.tp)))

@@ -1,22 +1,21 @@
 """Reading a Hugging Face ``config.json`` as a `ModelShape`."""
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from heddle_calibrate.roofline.config_fields import Fields, ModelConfigError, read_object
 from heddle_calibrate.roofline.model_shape import (
     ExpertLayers,
     LatentAttention,
+    LinearAttention,
     ModelShape,
     Precision,
     Precisions,
 )
-from heddle_sim.model_names import short_model_name
 
 DENSE: Final = (
     "LlamaForCausalLM",
@@ -25,6 +24,7 @@ DENSE: Final = (
     "Qwen3ForCausalLM",
     "Phi3ForCausalLM",
     "MiMoForCausalLM",
+    "SeedOssForCausalLM",
 )
 EXPERTS: Final = (
     "MixtralForCausalLM",
@@ -33,25 +33,31 @@ EXPERTS: Final = (
     "GptOssForCausalLM",
     "MiniMaxM2ForCausalLM",
     "Glm4MoeForCausalLM",
+    "Qwen3NextForCausalLM",
 )
-LATENT: Final = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+LATENT: Final = (
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+)
 WITH_VISION: Final = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3VLMoeForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 """Their text part is modelled."""
 SUPPORTED: Final = (*DENSE, *EXPERTS, *LATENT, *WITH_VISION)
 REFUSED: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "Qwen3Next": "linear attention",
-        "Qwen3_5": "linear attention",
         "KimiLinear": "linear attention",
         "MiniMaxM1": "linear attention",
         "MiniMaxM3": "sparse attention",
-        "DeepseekV32": "sparse attention",
         "DeepseekV4": "sparse attention",
-        "GlmMoeDsa": "sparse attention",
         "NemotronH": "Mamba layers",
         "Mamba": "Mamba layers",
         "Jamba": "Mamba layers",
@@ -68,58 +74,8 @@ REFUSED: Final[Mapping[str, str]] = MappingProxyType(
 MEASURE: Final = "measure its engines instead (heddle profile measure)"
 
 
-MOST, MOST_LAYERS = 10**9, 10**4
+MOST_LAYERS = 10**4
 """Larger numbers are mistakes."""
-
-
-class ModelConfigError(ValueError):
-    """A config.json that cannot be read, or a model that the roofline does not cover."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields of one file, with errors that name it."""
-
-    place: str
-    values: Mapping[str, Any]
-
-    @classmethod
-    def of_file(cls, file: Path) -> "Fields":
-        """Read a config.json.
-
-        Raises:
-            ModelConfigError: it cannot be read, or holds no JSON object.
-        """
-        return cls(str(file), _read(file))
-
-    def wrong(self, why: str) -> ModelConfigError:
-        """Return an error that names the file."""
-        return ModelConfigError(f"{self.place}: {why}")
-
-    def count(self, *names: str, default: int | None = None) -> int:
-        """Return the first of `names` that is there, as a number of at least 0."""
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-                raise ModelConfigError(
-                    f"{self.place}: {name} must be a whole number from 0 to {MOST:,}, not {value!r}"
-                )
-            return value
-        if default is not None:
-            return default
-        raise ModelConfigError(
-            f"{self.place}: the field {' or '.join(names)} is missing; give the complete "
-            "config.json of the model, as on its Hugging Face page"
-        )
-
-    def positive(self, *names: str, default: int | None = None) -> int:
-        """Return the same, at least 1."""
-        value = self.count(*names, default=default)
-        if value < 1:
-            raise ModelConfigError(f"{self.place}: {names[0]} must be at least 1, not {value}")
-        return value
 
 
 def read_model_config(
@@ -130,10 +86,10 @@ def read_model_config(
     Raises ModelConfigError with the file, the field and the remedy.
     """
     file = path / "config.json" if path.is_dir() else path
-    values = _read(file)
+    values = read_object(file)
     quantization = file.with_name("hf_quant_config.json")
     if values.get("quantization_config") is None and quantization.is_file():
-        values["quantization_config"] = _read(quantization).get("quantization")
+        values["quantization_config"] = read_object(quantization).get("quantization")
     return model_shape(
         values,
         place=str(file),
@@ -149,20 +105,6 @@ def _name(file: Path) -> str:
         folder = folder.parent.parent
     stem = folder.name if file.name == "config.json" else file.stem
     return re.sub(r"^models--", "", stem).rpartition("--")[2].lower()
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise ModelConfigError(
-            f"cannot read {file}: {e.strerror}; give a config.json, or the folder that holds it"
-        ) from None
-    except (ValueError, RecursionError) as e:
-        raise ModelConfigError(f"{file}: not JSON ({e}); give a model's config.json") from None
-    if not isinstance(values, dict):
-        raise ModelConfigError(f"{file}: holds no JSON object; give a model's config.json")
-    return values
 
 
 def model_shape(
@@ -196,6 +138,14 @@ def model_shape(
         fields.positive("num_experts", "n_routed_experts", "num_local_experts")
     dense_layers = layers if experts is None else _dense_layers(fields, layers)
     window, sliding = _sliding(fields, layers)
+    linear = _linear(fields, layers)
+    attention = _latent(fields) if latent else None
+    if linear is not None or (attention is not None and attention.index_heads):
+        kind = "sparse" if linear is None else "linear"
+        notes.append(
+            f"{kind} attention is counted by its bytes and operations; no table has its kernels, "
+            "and the error that is stated was measured without it"
+        )
     kv_heads = fields.positive("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise ModelConfigError(
@@ -203,6 +153,8 @@ def model_shape(
             "give the complete config.json of the model, as on its Hugging Face page"
         )
     own = _precisions(values, text, place, layers, experts=experts is not None)
+    quantised = values.get("quantization_config")
+    fp8_kv = isinstance(quantised, Mapping) and quantised.get("kv_cache_quant_algo") == "FP8"
     return ModelShape(
         name=name,
         layers=layers,
@@ -215,10 +167,13 @@ def model_shape(
         dense_layers=dense_layers,
         tied=bool(text.get("tie_word_embeddings", False)),
         precisions=own if precision is None else _overridden(precision, experts is not None),
-        attention=_latent(fields) if latent else None,
+        attention=attention,
+        linear=linear,
+        query_gate=linear is not None and bool(text.get("attn_output_gate", True)),
         experts=experts,
         window=window,
         sliding_layers=sliding,
+        kv_element_bytes=1 if fp8_kv else 2,
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
@@ -270,13 +225,32 @@ def _dense_layers(fields: Fields, layers: int) -> int:
     return sum(i < first or (i + 1) % every > 0 or i in listed for i in range(layers))
 
 
+def _linear(fields: Fields, layers: int) -> LinearAttention | None:
+    if "linear_num_value_heads" not in fields.values:
+        return None
+    kinds = fields.values.get("layer_types")
+    full = layers // fields.positive("full_attention_interval", default=4)
+    return LinearAttention(
+        layers=kinds.count("linear_attention") if isinstance(kinds, list) else layers - full,
+        key_heads=fields.positive("linear_num_key_heads"),
+        value_heads=fields.positive("linear_num_value_heads"),
+        key_dim=fields.positive("linear_key_head_dim"),
+        value_dim=fields.positive("linear_value_head_dim"),
+    )
+
+
 def _latent(fields: Fields) -> LatentAttention:
+    if fields.values.get("indexer_types"):
+        raise fields.wrong(f"layers that share an indexer are not modelled; {MEASURE}")
     return LatentAttention(
         kv_rank=fields.positive("kv_lora_rank"),
         query_rank=fields.count("q_lora_rank", default=0),
         rope_dim=fields.positive("qk_rope_head_dim"),
         nope_dim=fields.positive("qk_nope_head_dim"),
         value_dim=fields.positive("v_head_dim"),
+        index_heads=fields.count("index_n_heads", default=0),
+        index_dim=fields.count("index_head_dim", default=0),
+        index_tokens=fields.count("index_topk", default=0),
     )
 
 
@@ -297,7 +271,7 @@ def _sliding(fields: Fields, layers: int) -> tuple[int, int]:
 
 # -- precision -------------------------------------------------------------------------------------
 
-ATTENTION = re.compile(r"attn(?!.*norm)")
+ATTENTION = re.compile(r"attn(?!.*(norm|indexer))")
 MLP = re.compile(r"shared_expert|mlp\\?\.(\(|gate_proj|up_proj|gate_up_proj|down_proj)")
 
 
@@ -373,28 +347,3 @@ def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
         f"{f' with {bits} bits' if bits else ''} is not modelled; "
         "give profile.precision (bf16, fp8, mxfp4, nvfp4 or int4)"
     )
-
-
-# -- known models ----------------------------------------------------------------------------------
-
-KNOWN = Path(__file__).with_name("configs.json")
-
-
-@cache
-def known_configs() -> Mapping[str, Mapping[str, Any]]:
-    """Read the configurations of `configs.json`, by their Hugging Face ids."""
-    values: dict[str, dict[str, Any]] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return MappingProxyType(values)
-
-
-def known_config(name: str) -> Mapping[str, Any]:
-    """Return the configuration of a known model, by its id or the part after the slash.
-
-    Variants such as "-Instruct-2507" have the shape of their base. Raises KeyError.
-    """
-    organisation, _, _ = name.lower().rpartition("/")
-    for key, values in known_configs().items():
-        own, _, short = key.lower().partition("/")
-        if organisation in ("", own) and short_model_name(name, (short,)) == short:
-            return values
-    raise KeyError(name)

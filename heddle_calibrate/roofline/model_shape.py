@@ -38,6 +38,32 @@ class LatentAttention:
     rope_dim: int
     nope_dim: int
     value_dim: int
+    index_heads: int = 0
+    """Of the indexer that chooses the tokens to attend to; 0: all are."""
+    index_dim: int = 0
+    index_tokens: int = 0
+    """Tokens that are chosen for a query."""
+
+    @property
+    def index_bytes_per_token(self) -> int:
+        """Of a layer: an FP8 key with its scale."""
+        return self.index_dim + 4 if self.index_heads else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Layers that keep a matrix of each head and sequence in place of KV (gated delta rule)."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a sequence, in float32."""
+        return self.layers * self.value_heads * self.key_dim * self.value_dim * 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +96,10 @@ class ModelShape:
     precisions: Precisions
     attention: LatentAttention | None = None
     """None: grouped-query attention."""
+    linear: LinearAttention | None = None
+    """Of some of the layers."""
+    query_gate: bool = False
+    """Whether queries have gates of their size, from the same projection."""
     experts: ExpertLayers | None = None
     window: int = 0
     """Tokens that a layer with sliding-window attention attends to."""
@@ -86,9 +116,16 @@ class ModelShape:
         Layers with a sliding window keep no more than the window, and are not counted, unless all
         are such. Key-value heads fewer than GPUs are replicated; latent vectors always are.
         """
+        index = 0
         if self.attention is not None:
             numbers = self.attention.kv_rank + self.attention.rope_dim
+            index = self.attention.index_bytes_per_token
         else:
             numbers = 2 * max(1, self.kv_heads // tp) * self.head_dim
-        layers = self.layers - self.sliding_layers or self.layers
-        return layers * numbers * self.kv_element_bytes
+        layers = self.full_layers - self.sliding_layers or self.full_layers
+        return layers * (numbers * self.kv_element_bytes + index)
+
+    @property
+    def full_layers(self) -> int:
+        """Layers without linear attention."""
+        return self.layers - (self.linear.layers if self.linear is not None else 0)

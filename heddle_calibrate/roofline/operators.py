@@ -16,6 +16,7 @@ from heddle_calibrate.roofline.model_shape import (
     WEIGHT_BYTES,
     ExpertLayers,
     LatentAttention,
+    LinearAttention,
     ModelShape,
     Precision,
 )
@@ -197,6 +198,8 @@ def _attention(model: ModelShape, layout: EngineShape, work: Iterations) -> Iter
         yield from _latent_attention(model, model.attention, layout, work)
     else:
         yield from _grouped_attention(model, layout, work)
+    if model.linear is not None:
+        yield from _linear_attention(model, model.linear, layout, work)
     yield from _all_reduce(model.layers, work.tokens, model.hidden, layout.tp)
 
 
@@ -205,11 +208,12 @@ def _grouped_attention(
 ) -> Iterator[Operator]:
     heads, kv_heads = model.heads // layout.tp, max(1, model.kv_heads // layout.tp)
     wide, precision = model.head_dim, model.precisions.attention
-    n = work.tokens
-    yield _gemm("qkv", model.layers, n, model.hidden, (heads + 2 * kv_heads) * wide, precision)
+    n, layers = work.tokens, model.full_layers
+    out = ((1 + model.query_gate) * heads + 2 * kv_heads) * wide
+    yield _gemm("qkv", layers, n, model.hidden, out, precision)
     kv_bytes = 2 * kv_heads * wide * model.kv_element_bytes
     for name, count, window in (
-        ("attention", model.layers - model.sliding_layers, math.inf),
+        ("attention", layers - model.sliding_layers, math.inf),
         ("sliding attention", model.sliding_layers, model.window or math.inf),
     ):
         if not count:
@@ -224,7 +228,30 @@ def _grouped_attention(
             bytes=read * kv_bytes + 2 * n * heads * wide * ACTIVATION_BYTES,
             flops=4 * pairs * heads * wide,
         )
-    yield _gemm("attention output", model.layers, n, heads * wide, model.hidden, precision)
+    yield _gemm("attention output", layers, n, heads * wide, model.hidden, precision)
+
+
+def _linear_attention(
+    model: ModelShape, linear: LinearAttention, layout: EngineShape, work: Iterations
+) -> Iterator[Operator]:
+    """Gated delta rule: states are read and written once an iteration, whatever the context."""
+    layers, n, precision = linear.layers, work.tokens, model.precisions.attention
+    keys = linear.key_heads * linear.key_dim // layout.tp
+    values = linear.value_heads * linear.value_dim // layout.tp
+    gates = 2 * linear.value_heads // layout.tp
+    wide = 2 * (keys + values) + gates
+    yield _gemm("linear attention in", layers, n, model.hidden, wide, precision)
+    yield _elementwise("convolution and gates", 2 * layers, n, 2 * keys + values)
+    state = values * linear.key_dim
+    yield Operator(
+        name="linear attention",
+        kind="attention",
+        precision="bf16",
+        count=layers,
+        bytes=2 * work.sequences * state * 4 + n * wide * ACTIVATION_BYTES,
+        flops=8 * n * state,
+    )
+    yield _gemm("linear attention out", layers, n, values, model.hidden, precision)
 
 
 def _latent_attention(
@@ -244,25 +271,49 @@ def _latent_attention(
     else:
         yield _gemm("query and KV in", layers, n, model.hidden, query + compressed, precision)
     expansion = heads * (latent.nope_dim + latent.value_dim)
-    expanded = work.kv_tokens if work.prefill else n
+    pairs, kv_tokens, apart = work.pairs, work.kv_tokens, work.prefill
+    if latent.index_heads:
+        # Chosen tokens differ between queries, so that prompts attend over latent vectors too.
+        yield from _indexer(model, latent, work)
+        pairs, apart = np.minimum(pairs, n * latent.index_tokens), False
+        kv_tokens = np.minimum(kv_tokens, n * latent.index_tokens)
+    expanded = kv_tokens if apart else n
     for name, wide in (("key expansion", latent.nope_dim), ("value expansion", latent.value_dim)):
         yield _gemm(name, layers, expanded, latent.kv_rank, heads * wide, "bf16")
     yield _elementwise("norms and rotation of latents", 4 * layers, n, compressed)
-    if work.prefill:
-        flops = 2 * work.pairs * heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
-        moved = work.kv_tokens * (expansion + latent.rope_dim) * ACTIVATION_BYTES
+    if apart:
+        flops = 2 * pairs * heads * (latent.nope_dim + latent.rope_dim + latent.value_dim)
+        moved = kv_tokens * (expansion + latent.rope_dim) * ACTIVATION_BYTES
     else:
-        flops = 2 * work.pairs * heads * (2 * latent.kv_rank + latent.rope_dim)
-        moved = work.kv_tokens * compressed * model.kv_element_bytes
+        flops = 2 * pairs * heads * (2 * latent.kv_rank + latent.rope_dim)
+        moved = kv_tokens * compressed * model.kv_element_bytes
     yield Operator(
         name="attention",
-        kind="attention" if work.prefill else "latent-attention",
+        kind="attention" if apart else "latent-attention",
         precision="bf16",
         count=layers,
         bytes=moved + n * (query + heads * latent.value_dim) * ACTIVATION_BYTES,
         flops=flops,
     )
     yield _gemm("attention output", layers, n, heads * latent.value_dim, model.hidden, precision)
+
+
+def _indexer(model: ModelShape, latent: LatentAttention, work: Iterations) -> Iterator[Operator]:
+    """Scores of all tokens for each query, in FP8 and on every GPU of a rank, and their largest."""
+    n, precision = work.tokens, model.precisions.attention
+    wide = latent.index_heads * latent.index_dim
+    yield _gemm("index query", model.layers, n, latent.query_rank, wide, precision)
+    into = latent.index_dim + latent.index_heads
+    yield _gemm("index key", model.layers, n, model.hidden, into, precision)
+    yield Operator(
+        name="index scores",
+        kind="attention",
+        precision="fp8",
+        count=model.layers,
+        # Scores are written and read in float32.
+        bytes=work.kv_tokens * latent.index_bytes_per_token + n * wide + 8 * work.pairs,
+        flops=2 * work.pairs * wide,
+    )
 
 
 def _mlp(

@@ -12,7 +12,7 @@ from heddle_calibrate.fit.kernel_profile import ModelSpec, fit_kernels
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.package_tables import BATCHES, CONTEXTS, PROMPTS
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
-from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, GpuClass
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES, GpuClass
 from heddle_calibrate.roofline.memory import (
     kv_capacity_tokens,
     weight_bytes_per_gpu,
@@ -64,6 +64,8 @@ class ErrorStatement:
 def gpu_class(name: str) -> GpuClass:
     """Return a class by its name; RooflineError names those there are."""
     found = GPU_CLASSES.get(name.lower().removesuffix("_sxm"))
+    if why := REFUSED_CLASSES.get(name.lower()):
+        raise RooflineError(f"{name} is not modelled: {why}; measure it (heddle profile measure)")
     if found is None:
         raise RooflineError(
             f"no data sheet of the GPU class {name!r}. Known: {', '.join(GPU_CLASSES)}; for "

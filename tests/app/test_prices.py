@@ -16,7 +16,7 @@ from heddle.comparison.tuning import Variant
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.cost.objective import Objective
-from heddle.cost.prices import Prices, prices_of, shipped_prices
+from heddle.cost.prices import Prices, price_text, prices_of, shipped_prices
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.splits import splits
@@ -81,6 +81,11 @@ def test_every_row_of_the_table_has_a_source_and_a_date():
     assert h20 == pytest.approx(h800 / 2.85, abs=5e-4)
 
 
+def test_prices_are_shown_as_they_are_counted():
+    assert prices_of({}).text(["h20"]).startswith("h20 at $0.947 a GPU-hour")
+    assert prices_of({"h20": 1234.5}).text(["h20"]).startswith("h20 at $1,234.50")
+
+
 def test_the_table_is_listed_with_its_sources(heddle: Heddle):
     shown = heddle("prices").output
     listed = json.loads(heddle("prices", "--json").stdout)
@@ -89,7 +94,7 @@ def test_the_table_is_listed_with_its_sources(heddle: Heddle):
         assert row["source"] in shown
         line = next(at for at in shown.splitlines() if at.startswith(f"  {row['gpu']} "))
         dollars = row["dollars_per_hour"]
-        assert line.split()[1] == ("-" if dollars is None else f"{dollars:.2f}")
+        assert line.split()[1] == ("-" if dollars is None else price_text(dollars))
 
 
 def test_a_cost_is_gpus_times_hours_times_price_over_all_classes():

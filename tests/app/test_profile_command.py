@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
-from heddle_calibrate.roofline.model_config import known_config
+from heddle_calibrate.roofline.known_models import known_config
 from heddle_sim.profile_files import load_profile, read_profile
 from tests.app.journals import ONE_RUN, Heddle
 
@@ -141,3 +141,17 @@ def test_an_unknown_model_is_answered_with_the_command_that_makes_it(
 ) -> None:
     said = refused("profile", "show", "Some/Model", "h100")
     assert "heddle profile from-config Some/Model --gpu h100 -o FILE.json" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "h100", "error class: roofline, decode error 9.4 % mean"),
+        ("deepseek-ai/DeepSeek-R1", "h200", "error class: table, decode error"),
+        ("Qwen/Qwen3-32B", "h100", "error class: measured, decode error"),
+    ],
+)
+def test_a_profile_of_an_id_is_shown_with_its_error_class(
+    heddle: Heddle, model: str, gpu: str, said: str
+) -> None:
+    assert said in done(heddle, "show", model, gpu)

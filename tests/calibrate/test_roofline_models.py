@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from heddle_calibrate.roofline import locate
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.memory import (
     count_parameters,
@@ -17,8 +19,6 @@ from heddle_calibrate.roofline.memory import (
     weights_read_bytes,
 )
 from heddle_calibrate.roofline.model_config import (
-    ModelConfigError,
-    known_config,
     model_shape,
     read_model_config,
 )
@@ -194,9 +194,9 @@ def test_dense_layers_of_a_model_with_experts_are_counted() -> None:
         ("[1]", "holds no JSON object"),
         ("{}", "the field architectures is missing"),
         ({"architectures": ["NoSuchModel"]}, "NoSuchModel is an unknown architecture; measure"),
-        ({"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which is not modelled"),
+        ({"architectures": ["KimiLinearForCausalLM"]}, "linear attention, which is not modelled"),
         ({"architectures": ["NemotronHForCausalLM"]}, "Mamba layers, which is not modelled"),
-        ({"architectures": ["DeepseekV32ForCausalLM"]}, "sparse attention, which is not modelled"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "sparse attention, which is not modelled"),
     ],
 )
 def test_what_is_no_configuration_is_refused_with_the_remedy(
@@ -351,3 +351,35 @@ def test_variants_of_an_id_have_the_shape_of_their_base_and_other_publishers_do_
     assert known_config("Qwen/Qwen3-30B-A3B-Instruct-2507") == known_config("Qwen3-30B-A3B")
     with pytest.raises(KeyError):
         known_config("other/Qwen3-8B")
+
+
+def test_sparse_attention_keeps_index_keys_and_shared_indexers_are_refused() -> None:
+    model, dense = shape("GLM-5"), shape("GLM-5", index_n_heads=0, index_head_dim=0)
+    # An FP8 key of 128 and its scale, of each of the 78 layers.
+    assert model.kv_bytes_per_token() - dense.kv_bytes_per_token() == 78 * (128 + 4)
+    assert count_parameters(model).total == pytest.approx(744e9, rel=1e-3)  # its model card
+    assert "sparse attention" in model.notes[0]
+    with pytest.raises(ModelConfigError, match="layers that share an indexer"):
+        shape("GLM-5", indexer_types=["full", "shared"])
+
+
+def test_exclusion_of_the_indexer_leaves_attention_quantised() -> None:
+    assert shape("GLM-5-FP8").precisions == Precisions("fp8", "fp8", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "active"),
+    [("Qwen3.5-397B-A17B", 397e9, 17e9), ("Qwen3-Next-80B-A3B-Instruct", 80e9, 3.9e9)],
+)
+def test_layers_with_linear_attention_keep_states_in_place_of_kv(
+    name: str, parameters: float, active: float
+) -> None:
+    model = shape(name)
+    assert model.linear is not None
+    assert model.full_layers * 4 == model.layers
+    assert model.kv_bytes_per_token() == model.full_layers * 2 * 2 * 256 * 2
+    p = count_parameters(model)
+    assert p.total == pytest.approx(parameters, rel=0.01)
+    assert p.total - p.experts + p.active_experts == pytest.approx(active, rel=0.03)
+    # Of 128 sequences, in float32.
+    assert 128 * model.linear.state_bytes > 8e9

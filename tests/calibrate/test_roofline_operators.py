@@ -15,8 +15,9 @@ from heddle_calibrate.roofline.efficiency import (
     shipped_efficiencies,
 )
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.memory import count_parameters
-from heddle_calibrate.roofline.model_config import known_config, model_shape
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import (
     LayoutError,
@@ -45,7 +46,7 @@ def total(found: list[Operator], what: str, *kinds: str) -> float:
     return sum(o.count * float(getattr(o, what)[0]) for o in found if o.kind in kinds)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "DeepSeek-V3.2", "Qwen3.5-397B-A17B"])
 def test_a_token_is_multiplied_with_every_active_parameter_but_the_embedding(name: str) -> None:
     model = shape(name)
     p = count_parameters(model)
@@ -208,3 +209,23 @@ def test_efficiencies_are_shares_of_the_data_sheet() -> None:
             assert 0 < e.arithmetic <= 1, key
             assert 0.5 < e.launch_us < 400, key
             assert parent(key) is None or nearest_key(str(parent(key)), rows) is not None
+
+
+def test_sparse_attention_reads_the_chosen_tokens_and_scores_all() -> None:
+    near, far = ({o.name: o for o in decode(shape("DeepSeek-V3.2"), 4, n)} for n in (2048, 8192))
+    assert far["attention"].bytes == near["attention"].bytes
+    assert far["attention"].flops == near["attention"].flops
+    assert far["index scores"].flops == pytest.approx(4 * near["index scores"].flops)
+    prompt = prefill_iterations(np.array([8192.0]), np.array([0.0]))
+    found = operators(shape("DeepSeek-V3.2"), EngineShape("h200", 8), prompt)
+    (attention,) = (o for o in found if o.name == "attention")
+    assert attention.flops == 2 * 8192 * 2048 * 16 * (2 * 512 + 64)
+
+
+def test_linear_attention_takes_as_long_at_any_context() -> None:
+    near, far = ({o.name: o for o in decode(shape("Qwen3.5-27B"), 4, n)} for n in (2048, 8192))
+    assert far["linear attention"].bytes == near["linear attention"].bytes
+    assert (near["linear attention"].count, near["attention"].count) == (48, 16)
+    # Matrices of 48 heads, 128 x 128 in float32, read and written; and vectors in and out.
+    states = 4 * 48 * 128 * 128 * 4 * 2
+    assert float(near["linear attention"].bytes[0]) == pytest.approx(states, rel=0.01)

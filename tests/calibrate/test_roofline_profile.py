@@ -10,10 +10,12 @@ import pytest
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError
 from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.roofline import from_config
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.model_config import ModelConfigError, known_config, model_shape
+from heddle_calibrate.roofline.known_models import known_config
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.operators import decode_iterations
 from heddle_calibrate.roofline.profile import (
     RooflineError,

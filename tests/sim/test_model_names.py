@@ -2,7 +2,7 @@
 
 import pytest
 
-from heddle_sim.model_names import short_model_name
+from heddle_sim.model_names import known_model, listed_models, short_model_name
 from heddle_sim.profile_files import ProfileError, load_profile
 from heddle_sim.trained_models import trained_model
 
@@ -20,6 +20,10 @@ KNOWN = ("qwen3-8b", "llama-3.1-8b", "qwen3-30b-a3b", "llama-3.1-70b-fp8", "qwen
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "qwen3-235b-a22b-fp8"),
         ("Other/Model-7B", "other/model-7b"),
         ("Qwen/Qwen3-8B-FP8", "qwen/qwen3-8b-fp8"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-VL-8B-Thinking", "qwen3-8b"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.1-70b-fp8"),
+        ("unsloth/Qwen3-30B-A3B-Instruct-2507-AWQ", "unsloth/qwen3-30b-a3b-instruct-2507-awq"),
     ],
 )
 def test_an_id_stands_for_the_name_of_its_shape_and_precision(model: str, name: str) -> None:
@@ -46,3 +50,38 @@ def test_what_is_not_shipped_is_answered_with_the_command_that_makes_it(
 ) -> None:
     with pytest.raises(ProfileError, match=command):
         load_profile(model, gpu)
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "precision", "profile"),
+    [
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3", "fp8", "deepseek-v3"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "deepseek-v3", "nvfp4", "deepseek-v3-nvfp4"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5", "int4", "kimi-k2.5"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "kimi-k2", "fp8", "kimi-k2.5-fp8"),
+        ("nvidia/Kimi-K2-Thinking-NVFP4", "kimi-k2.5", "nvfp4", "kimi-k2.5-nvfp4"),
+        ("MiniMaxAI/MiniMax-M2", "minimax-m2.5", "fp8", "minimax-m2.5"),
+        ("Qwen/Qwen3-14B-AWQ", "qwen3-14b", "int4", "qwen3-14b-int4"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b", "int8", "qwen2.5-7b-int8"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", "bf16", "llama-3.1-70b"),
+    ],
+)
+def test_a_name_states_shape_and_precision(
+    model: str, shape: str, precision: str, profile: str
+) -> None:
+    found = known_model(model)
+    assert found is not None
+    assert (found.shape, found.precision, found.profile) == (shape, precision, profile)
+
+
+def test_a_name_of_no_known_shape_stands_for_nothing() -> None:
+    assert known_model("Some/Model-7B-FP8") is None
+    assert known_model("Qwen/Qwen3-8B-GGUF") is None
+
+
+def test_every_id_and_shape_names_a_source_with_a_date() -> None:
+    listed = listed_models()
+    assert len(listed["ids"]) == 100
+    stated = [*listed["ids"].values(), *(shape["source"] for shape in listed["shapes"].values())]
+    assert {each.partition(":")[0] for each in stated} == listed["sources"].keys()
+    assert all(source["what"] and source["read"] for source in listed["sources"].values())

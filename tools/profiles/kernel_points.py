@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.roofline.efficiency import least_times, nearest_key
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.model_config import known_config, model_shape
+from heddle_calibrate.roofline.known_models import known_config
+from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.operators import (
     BY_PHASE,
