@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
 from heddle.config import RunConfig
@@ -176,8 +176,7 @@ def search(
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
-    more = race.decided()
-    chosen = min(same, key=lambda each: (*race.simplicity(each), fmean(more[each])))
+    chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: _setup(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
@@ -283,10 +282,15 @@ def _rounds(
     race.run(race.near(NEAR, LAST), range(race.draws))
 
 
+def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:
+    """The simplest first, then the least mean."""
+    return *race.simplicity(candidate), fmean(race.decided()[candidate])
+
+
 def _simplicity(
     candidate: Variant, config: RunConfig, workspace: Workspace
 ) -> tuple[int, bool, int]:
-    """Order of ties: few mechanisms, presets first, wide engines."""
+    """Few mechanisms, presets first, wide engines."""
     return (
         mechanisms(_setup(config, candidate, workspace).policy),
         "+" in candidate.policy,
