@@ -1,0 +1,216 @@
+"""A prediction beside what was measured: figures, parts, and the cause of the difference."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from heddle.diagnosis.again import Ran, Rollouts
+from heddle.diagnosis.causes import UNTOLD, Cause, Differences, cause_of
+from heddle.diagnosis.fitted import Constants, Fitted, lives, matched
+from heddle.diagnosis.parts import Step
+from heddle.diagnosis.verdict import Diagnosis, diagnosed
+from heddle_calibrate.check import FIGURES, Figure, compare_figures
+from heddle_trace.observed.columns import ObservedSteps
+
+SCHEMA: Final = "heddle.verify/1"
+COMPARED: Final = (*FIGURES, "queueing_mean_s", "generation_mean_s")
+SECONDS: Final = ("queue", "prefill", "decode", "llm", "lost", "tool")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Seconds of one part of all steps."""
+
+    part: str
+    measured_s: float
+    simulated_s: float
+    difference_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What ran, measured and simulated."""
+
+    source: str
+    ran: Mapping[str, Any]
+    measured_s: float
+    simulated_s: float
+    steps: tuple[Mapping[str, Any], ...]
+    figures: Mapping[str, Figure]
+    parts: tuple[Part, ...]
+    """Their differences sum to that of the whole."""
+    cause: Cause
+    not_recorded: tuple[str, ...]
+
+    @property
+    def error_pct(self) -> float:
+        """Of the simulated time."""
+        return (self.simulated_s / self.measured_s - 1.0) * 100.0 if self.measured_s else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """Both times, where the difference is, and why."""
+        said = (
+            f"Heddle predicts {self.simulated_s:,.1f} s where {self.measured_s:,.1f} s were "
+            f"measured ({self.error_pct:+.1f} %)"
+        )
+        if self.cause.name == "none":
+            return f"{said}: {self.cause.why}."
+        gap_s = self.simulated_s - self.measured_s
+        most = max(self.parts, key=lambda each: each.difference_s * np.sign(gap_s))
+        likely = "its cause is" if self.cause.name == UNTOLD else "likely cause:"
+        return (
+            f"{said}; most of it is {most.part} ({most.difference_s:+,.1f} s); {likely} "
+            f"{self.cause.name} ({self.cause.why})."
+        )
+
+    def plain(self, fitted: Fitted | None) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "schema": SCHEMA,
+            "verdict": self.sentence,
+            "source": self.source,
+            "ran": dict(self.ran),
+            "measured_s": self.measured_s,
+            "simulated_s": self.simulated_s,
+            "error_pct": self.error_pct,
+            "steps": [dict(step) for step in self.steps],
+            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
+            "parts": [asdict(part) for part in self.parts],
+            "cause": asdict(self.cause),
+            "not_recorded": list(self.not_recorded),
+            "fit": None if fitted is None else asdict(fitted),
+        }
+
+
+def beside(ran: Ran, simulated: Rollouts) -> Verified:
+    """Put a prediction beside what was measured, both decomposed alike.
+
+    Raises:
+        StepsError: the measured steps cannot be of one run.
+    """
+    mine, theirs = ([diagnosed(each, "") for each in runs] for runs in (ran.seen, simulated))
+    took, made = _parts(mine), _parts(theirs)
+    figures = compare_figures(figures_of(ran.seen), figures_of(simulated), COMPARED)
+    measured_s, simulated_s = sum(took.values()), sum(made.values())
+    hits = figures["prefix_hit"].error_pct
+    own, other = seconds_of(ran.seen), seconds_of(simulated)
+    lasted_s = sum(own.values()) or 1.0
+    requests = matched(ran.seen, simulated)
+    cause = cause_of(
+        Differences(
+            makespan=(measured_s - simulated_s) / measured_s if measured_s else 0.0,
+            seconds={part: (own[part] - other[part]) / lasted_s for part in own},
+            hits=None if hits is None else -hits / 100.0,
+            left=requests.left(Constants()),
+            left_by_host=requests.left(requests.by_host()),
+            left_by_kernels=requests.left(requests.by_kernels()),
+        )
+    )
+    return Verified(
+        source=ran.source,
+        ran=_ran(ran),
+        measured_s=measured_s,
+        simulated_s=simulated_s,
+        steps=_steps(mine, theirs),
+        figures=figures,
+        parts=tuple(
+            Part(
+                part=name,
+                measured_s=took.get(name, 0.0),
+                simulated_s=made.get(name, 0.0),
+                difference_s=made.get(name, 0.0) - took.get(name, 0.0),
+            )
+            for name in dict.fromkeys((*took, *made))
+        ),
+        cause=cause,
+        not_recorded=mine[0].absent,
+    )
+
+
+def _ran(ran: Ran) -> dict[str, Any]:
+    cluster = ran.config.cluster
+    return {
+        "policy": ran.config.policy.preset,
+        "model": cluster.model,
+        "engines": [{"gpu": e.gpu, "gpus": e.gpus, "tp": e.tp} for e in cluster.classes],
+        "max_running": cluster.max_running,
+    }
+
+
+def _parts(found: list[Diagnosis]) -> dict[str, float]:
+    summed: dict[str, float] = {}
+    for each in found:
+        for name, seconds in each.parts.items():
+            summed[name] = summed.get(name, 0.0) + seconds
+    rest = {"unaccounted": summed.pop("unaccounted", 0.0)}
+    return dict(sorted(summed.items(), key=lambda each: -each[1])) | rest
+
+
+def _steps(mine: list[Diagnosis], theirs: list[Diagnosis]) -> tuple[Mapping[str, Any], ...]:
+    """Each step, where as many were simulated as measured."""
+    own, other = ([step for each in of for step in each.steps] for of in (mine, theirs))
+
+    def lasted_s(step: Step) -> float:
+        return step.end_s - step.start_s
+
+    if len(own) != len(other):
+        return ()
+    return tuple(
+        {"label": a.label, "measured_s": lasted_s(a), "simulated_s": lasted_s(b)}
+        for a, b in zip(own, other, strict=True)
+    )
+
+
+def seconds_of(seen: Rollouts) -> dict[str, float]:
+    """Seconds of all trajectories by what they were in; `rest` is in no part."""
+    found = {part: sum(float(each.seconds(f"{part}_s").sum()) for each in seen) for part in SECONDS}
+    ends = [lives(each) for each in seen]
+    lasted_s = sum(sum(last.values()) - sum(first.values()) for first, last in ends)
+    others = ("env_start_s", "reward_s")
+    lasted_s -= sum(float(each.seconds(name).sum()) for each in seen for name in others)
+    return {**found, "rest": lasted_s - sum(found.values())}
+
+
+def figures_of(seen: Rollouts) -> dict[str, float | None]:
+    """`COMPARED` of rollouts; None of what is not recorded. TTFT counts the queue."""
+    ended, total_s = [], 0.0
+    for each in seen:
+        first_s, last_s = lives(each)
+        begun_s = min(first_s.values())
+        ended += [end_s - begun_s for end_s in last_s.values()]
+        total_s += max(last_s.values()) - begun_s
+    made = _column(seen, "output_tokens")
+    decode_s, prefill_s, queue_s = (_column(seen, f"{p}_s") for p in ("decode", "prefill", "queue"))
+    llm_s = np.nansum([decode_s, prefill_s, queue_s, _column(seen, "llm_s")], axis=0)
+    given, cached = _column(seen, "input_tokens"), _column(seen, "cached_tokens")
+    known = ~np.isnan(given) & ~np.isnan(cached)
+    waits_s = np.nan_to_num(queue_s)
+    p50, p99 = np.percentile(ended, [50.0, 99.0])
+    return {
+        "makespan_s": total_s,
+        "completion_p50_s": float(p50),
+        "completion_p99_s": float(p99),
+        "tpot_mean_ms": _mean(decode_s[made >= 2] / (made[made >= 2] - 1.0) * 1e3),
+        "ttft_mean_s": _mean(waits_s + prefill_s),
+        "prefix_hit": float(cached[known].sum() / given[known].sum()) if known.any() else None,
+        "queueing_mean_s": _mean(queue_s),
+        "generation_mean_s": _mean(llm_s),
+    }
+
+
+def _column(seen: Rollouts, name: str) -> Any:
+    """A field of all requests; NaN where it is not recorded."""
+
+    def values(each: ObservedSteps) -> Any:
+        column = each.column(name)
+        return np.where(column.known, column.values, np.nan)
+
+    return np.concatenate([values(each) for each in seen])
+
+
+def _mean(values: Any) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
