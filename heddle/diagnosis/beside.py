@@ -1,22 +1,21 @@
 """A prediction beside what was measured: figures, parts, and the cause of the difference."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from heddle.diagnosis.again import Ran, Rollouts
 from heddle.diagnosis.causes import UNTOLD, Cause, Differences, cause_of
 from heddle.diagnosis.fitted import Constants, Fitted, lives, matched
-from heddle.diagnosis.parts import Step
 from heddle.diagnosis.verdict import Diagnosis, diagnosed
 from heddle_calibrate.check import FIGURES, Figure, compare_figures
 from heddle_trace.observed.columns import ObservedSteps
 
 SCHEMA: Final = "heddle.verify/1"
 COMPARED: Final = (*FIGURES, "queueing_mean_s", "generation_mean_s")
-SECONDS: Final = ("queue", "prefill", "decode", "llm", "lost", "tool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +70,8 @@ class Verified:
         return {
             "schema": SCHEMA,
             "verdict": self.sentence,
-            "source": self.source,
-            "ran": dict(self.ran),
-            "measured_s": self.measured_s,
-            "simulated_s": self.simulated_s,
             "error_pct": self.error_pct,
-            "steps": [dict(step) for step in self.steps],
-            "figures": {name: asdict(figure) for name, figure in self.figures.items()},
-            "parts": [asdict(part) for part in self.parts],
-            "cause": asdict(self.cause),
-            "not_recorded": list(self.not_recorded),
+            **asdict(self),
             "fit": None if fitted is None else asdict(fitted),
         }
 
@@ -96,13 +87,13 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
     figures = compare_figures(figures_of(ran.seen), figures_of(simulated), COMPARED)
     measured_s, simulated_s = sum(took.values()), sum(made.values())
     hits = figures["prefix_hit"].error_pct
-    own, other = seconds_of(ran.seen), seconds_of(simulated)
+    own, other = _of_trajectories(ran.seen), _of_trajectories(simulated)
     lasted_s = sum(own.values()) or 1.0
     requests = matched(ran.seen, simulated)
     cause = cause_of(
         Differences(
             makespan=(measured_s - simulated_s) / measured_s if measured_s else 0.0,
-            seconds={part: (own[part] - other[part]) / lasted_s for part in own},
+            seconds={n: (own.get(n, 0.0) - other.get(n, 0.0)) / lasted_s for n in own | other},
             hits=None if hits is None else -hits / 100.0,
             left=requests.left(Constants()),
             left_by_host=requests.left(requests.by_host()),
@@ -152,36 +143,27 @@ def _parts(found: list[Diagnosis]) -> dict[str, float]:
 def _steps(mine: list[Diagnosis], theirs: list[Diagnosis]) -> tuple[Mapping[str, Any], ...]:
     """Each step, where as many were simulated as measured."""
     own, other = ([step for each in of for step in each.steps] for of in (mine, theirs))
-
-    def lasted_s(step: Step) -> float:
-        return step.end_s - step.start_s
-
     if len(own) != len(other):
         return ()
     return tuple(
-        {"label": a.label, "measured_s": lasted_s(a), "simulated_s": lasted_s(b)}
+        {"label": a.label, "measured_s": a.end_s - a.start_s, "simulated_s": b.end_s - b.start_s}
         for a, b in zip(own, other, strict=True)
     )
 
 
-def seconds_of(seen: Rollouts) -> dict[str, float]:
-    """Seconds of all trajectories by what they were in; `rest` is in no part."""
-    found = {part: sum(float(each.seconds(f"{part}_s").sum()) for each in seen) for part in SECONDS}
-    ends = [lives(each) for each in seen]
-    lasted_s = sum(sum(last.values()) - sum(first.values()) for first, last in ends)
-    others = ("env_start_s", "reward_s")
-    lasted_s -= sum(float(each.seconds(name).sum()) for each in seen for name in others)
-    return {**found, "rest": lasted_s - sum(found.values())}
+def _of_trajectories(seen: Rollouts) -> dict[str, float]:
+    """Seconds of all trajectories by part, as if each had run by itself."""
+    alone = (
+        replace(each, header=msgspec.structs.replace(each.header, clock="trajectory"))
+        for each in seen
+    )
+    return _parts([diagnosed(each, "") for each in alone])
 
 
 def figures_of(seen: Rollouts) -> dict[str, float | None]:
     """`COMPARED` of rollouts; None of what is not recorded. TTFT counts the queue."""
-    ended, total_s = [], 0.0
-    for each in seen:
-        first_s, last_s = lives(each)
-        begun_s = min(first_s.values())
-        ended += [end_s - begun_s for end_s in last_s.values()]
-        total_s += max(last_s.values()) - begun_s
+    found = [lives(each) for each in seen]
+    ended = np.concatenate([last_s - first_s.min() for _, first_s, last_s in found])
     made = _column(seen, "output_tokens")
     decode_s, prefill_s, queue_s = (_column(seen, f"{p}_s") for p in ("decode", "prefill", "queue"))
     llm_s = np.nansum([decode_s, prefill_s, queue_s, _column(seen, "llm_s")], axis=0)
@@ -190,7 +172,7 @@ def figures_of(seen: Rollouts) -> dict[str, float | None]:
     waits_s = np.nan_to_num(queue_s)
     p50, p99 = np.percentile(ended, [50.0, 99.0])
     return {
-        "makespan_s": total_s,
+        "makespan_s": sum(float(last.max() - first.min()) for _, first, last in found),
         "completion_p50_s": float(p50),
         "completion_p99_s": float(p99),
         "tpot_mean_ms": _mean(decode_s[made >= 2] / (made[made >= 2] - 1.0) * 1e3),

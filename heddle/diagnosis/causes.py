@@ -11,7 +11,7 @@ MOST: Final = 0.6
 PLAINLY: Final = 0.5
 """What is left with one cause over what is left with the other, at most, to tell them apart."""
 HITS: Final = 0.03
-ENGINE: Final = ("prefill", "decode", "llm", "lost")
+ENGINE: Final = ("prefill", "prefill_moved", "prefill_again", "decode", "llm", "lost")
 UNTOLD: Final = "not told apart"
 
 
@@ -22,7 +22,7 @@ class Differences:
     makespan: float
     """Share of the measured one."""
     seconds: Mapping[str, float]
-    """Of all requests by part, as shares of the time of all trajectories; `rest` is of no part."""
+    """Of all requests by part, as shares of the time of all trajectories."""
     hits: float | None
     """Of the share of context that was cached."""
     left: float
@@ -49,7 +49,11 @@ def cause_of(found: Differences) -> Cause:
         return Cause("none", f"all within {WITHIN * 100:.0f} % of what was measured")
     queue = seconds.pop("queue", 0.0)
     engine = sum(seconds.get(part, 0.0) for part in ENGINE)
-    direct = {"engine": engine, "tool": seconds.get("tool", 0.0), "rest": seconds.get("rest", 0.0)}
+    direct = {
+        "engine": engine,
+        "tool": seconds.get("tool", 0.0),
+        "rest": seconds.get("unaccounted", 0.0),
+    }
     total = sum(map(abs, direct.values()))
     if abs(queue) > MOST * every and total <= WITHIN:
         return Cause("queueing", "only queues differ: slots, engines or policy are not as stated")
@@ -64,7 +68,8 @@ def cause_of(found: Differences) -> Cause:
 
 
 def _of_engines(found: Differences, seconds: Mapping[str, float]) -> Cause:
-    prefill, engine = seconds.get("prefill", 0.0), sum(abs(seconds.get(p, 0.0)) for p in ENGINE)
+    engine = sum(abs(seconds.get(part, 0.0)) for part in ENGINE)
+    prefill = sum(seconds.get(part, 0.0) for part in ENGINE[:3])
     if found.hits is not None and abs(found.hits) >= HITS and prefill * found.hits < 0.0:
         if abs(prefill) >= MOST * engine:
             return Cause("prefix hits", f"{found.hits * 100.0:+.0f} points, with prefill to match")

@@ -4,13 +4,14 @@ They are fitted on every other group of trajectories; the error is stated for th
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from heddle.diagnosis.again import Ran, Rollouts
+from heddle.diagnosis.intervals import spans
 from heddle.runs.journal_columns import Floats
 from heddle_core.ids import EngineShape
 from heddle_sim.config import SimulationConfig
@@ -53,8 +54,8 @@ class Constants:
 
         return simulation if self == Constants() else replace(simulation, table=table)
 
-    def _iterations(self, base_s: "Floats | object") -> list[float]:
-        return (self.kernel * np.asarray(base_s, np.float64) + self.host_s).tolist()
+    def _iterations(self, base_s: Sequence[float]) -> list[float]:
+        return [self.kernel * each + self.host_s for each in base_s]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,45 +149,39 @@ def fit(ran: Ran, simulated: Rollouts, on_round: Callable[[int], object]) -> Fit
     )
 
 
-def halves(seen: Rollouts) -> tuple[Set[str], Set[str]]:
+def halves(seen: Rollouts) -> list[Set[str]]:
     """Names of trajectories, by turns of their groups."""
-    groups: dict[str, dict[str, None]] = {}
+    groups: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for each in seen:
         names, own = (each.column(n).plain() for n in ("trajectory_id", "group_id"))
         for name, group in zip(names, own, strict=True):
-            groups.setdefault(group or name, {})[name] = None
+            groups[group or name][name] = None
     parts = list(groups.values())
     if len(parts) == 1:
         parts = [{name: None} for name in parts[0]]
-    return tuple({name for part in parts[at::2] for name in part} for at in (0, 1))  # type: ignore[return-value]
+    return [{name for part in parts[at::2] for name in part} for at in (0, 1)]
 
 
 def _errors(seen: Rollouts, simulated: Rollouts, of: Set[str]) -> dict[str, float]:
     """Of the mean time of trajectories, and of the end of the last, in percent."""
     mine, theirs = _ends(seen, of), _ends(simulated, of)
-    return {
-        name: (made / took - 1.0) * 100.0 if took else 0.0
-        for name, took, made in zip(("duration_pct", "makespan_pct"), mine, theirs, strict=True)
-    }
+    pairs = zip(("duration_pct", "makespan_pct"), mine, theirs, strict=True)
+    return {name: (made / took - 1.0) * 100.0 if took else 0.0 for name, took, made in pairs}
 
 
 def _ends(seen: Rollouts, of: Set[str]) -> tuple[float, float]:
-    lasted_s, ended_s, count = 0.0, 0.0, 0
+    lasted_s, ended_s = 0.0, 0.0
     for each in seen:
-        first_s, last_s = lives(each)
-        own = [name for name in first_s if name in of]
-        lasted_s += sum(last_s[name] - first_s[name] for name in own)
-        count += len(own)
-        ended_s += max((last_s[name] for name in own), default=0.0) - min(first_s.values())
-    return lasted_s / max(count, 1), ended_s
+        names, first_s, last_s = lives(each)
+        own = np.array([name in of for name in names])
+        lasted_s += float((last_s - first_s)[own].sum())
+        ended_s += float(last_s[own].max(initial=first_s.min()) - first_s.min())
+    return lasted_s, ended_s
 
 
-def lives(seen: ObservedSteps) -> tuple[dict[str, float], dict[str, float]]:
-    """When each trajectory began and ended."""
-    first_s: dict[str, float] = {}
-    last_s: dict[str, float] = {}
-    columns = (seen.column(name).plain() for name in ("trajectory_id", "start_s", "end_s"))
-    for name, start_s, end_s in zip(*columns, strict=True):
-        first_s.setdefault(name, start_s)
-        last_s[name] = max(end_s, last_s.get(name, end_s))
-    return first_s, last_s
+def lives(seen: ObservedSteps) -> tuple[list[str], Floats, Floats]:
+    """Trajectories, and when each began and ended."""
+    ends = [seen.column(name).values for name in ("start_s", "end_s")]
+    name = seen.column("trajectory_id")
+    codes, first_s, last_s = spans(ends, name.ints)
+    return [name.words[code] for code in codes.tolist()], first_s, last_s

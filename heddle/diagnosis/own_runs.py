@@ -96,6 +96,7 @@ def _requests(
     started_s = _times(journal, "StartTrajectory", len(names))
     scored_s = _times(journal, "Scored", len(names))
     ended_s = np.where(np.isnan(d.ended_s), last_s, d.ended_s)
+    ok = _ok(journal)
     last = np.append(d.first[1:], True)
     of_step = np.cumsum(d.first) - 1
     first_of = np.append(True, d.trajectory[1:] != d.trajectory[:-1])
@@ -129,11 +130,20 @@ def _requests(
             tool_s=tool or None,
             reward_s=reward or None,
             tool=(tools[name] or None) if tool and name >= 0 else None,
+            tool_ok=ok.get((own, step)) if tool else None,
             engine=engines[engine],
             input_tokens=given,
             cached_tokens=cached,
             output_tokens=made,
         )
+
+
+def _ok(journal: Journal) -> dict[tuple[int, int], bool]:
+    """Whether tools succeeded, by trajectory and step, of those that say it."""
+    rows = journal.of("ToolReturned")
+    columns = (rows.codes("trajectory"), rows.ints("step"), rows.ints("ok"))
+    said = zip(*(column.tolist() for column in columns), strict=True)
+    return {(own, step): ok == 1 for own, step, ok in said if ok >= 0}
 
 
 def _batches(loop: LoopRecord | None) -> dict[int, int]:
