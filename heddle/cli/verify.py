@@ -144,7 +144,7 @@ def _show(found: "Verified") -> None:
                 "figure": name,
                 "measured": f"{each.measured:,.3f}",
                 "simulated": f"{each.simulated:,.3f}",
-                "difference": "-" if each.error_pct is None else f"{each.error_pct:+.1f} %",
+                "difference": _difference(name, each.error_pct),
             }
             for name, each in found.figures.items()
             if each.measured is not None and each.simulated is not None
@@ -155,6 +155,12 @@ def _show(found: "Verified") -> None:
     ran = found.ran
     pools = " + ".join(f"{e['gpus']} x {e['gpu']} at TP {e['tp']}" for e in ran["engines"])
     fact("ran", f"{ran['policy']} on {pools}, {ran['model']}, {ran['max_running']} slots")
+
+
+def _difference(name: str, error_pct: float | None) -> str:
+    if error_pct is None:
+        return "-"
+    return f"{error_pct:+.1f} {'points' if name == 'prefix_hit' else '%'}"
 
 
 def _show_fit(fitted: "Fitted") -> None:

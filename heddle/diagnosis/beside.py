@@ -95,6 +95,7 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
             makespan=(measured_s - simulated_s) / measured_s if measured_s else 0.0,
             seconds={n: (own.get(n, 0.0) - other.get(n, 0.0)) / lasted_s for n in own | other},
             hits=None if hits is None else -hits / 100.0,
+            engines=(_engines(ran.seen), _engines(simulated)),
             left=requests.left(Constants()),
             left_by_host=requests.left(requests.by_host()),
             left_by_kernels=requests.left(requests.by_kernels()),
@@ -149,6 +150,10 @@ def _steps(mine: list[Diagnosis], theirs: list[Diagnosis]) -> tuple[Mapping[str,
         {"label": a.label, "measured_s": a.end_s - a.start_s, "simulated_s": b.end_s - b.start_s}
         for a, b in zip(own, other, strict=True)
     )
+
+
+def _engines(seen: Rollouts) -> int:
+    return len({name for each in seen for name in each.column("engine").occurring()})
 
 
 def _of_trajectories(seen: Rollouts) -> dict[str, float]:

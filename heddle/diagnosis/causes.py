@@ -25,6 +25,8 @@ class Differences:
     """Of all requests by part, as shares of the time of all trajectories."""
     hits: float | None
     """Of the share of context that was cached."""
+    engines: tuple[int, int]
+    """That had requests, measured and simulated; 0 where they are not recorded."""
     left: float
     """Squares of the differences of requests on engines, summed."""
     left_by_host: float
@@ -47,6 +49,9 @@ def cause_of(found: Differences) -> Cause:
     every = sum(map(abs, seconds.values()))
     if abs(found.makespan) <= WITHIN and every <= WITHIN:
         return Cause("none", f"all within {WITHIN * 100:.0f} % of what was measured")
+    mine, theirs = found.engines
+    if mine and mine != theirs:
+        return Cause("deployment", f"{mine} engines had requests, and {theirs} in simulation")
     queue = seconds.pop("queue", 0.0)
     engine = sum(seconds.get(part, 0.0) for part in ENGINE)
     direct = {

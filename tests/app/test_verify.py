@@ -215,6 +215,8 @@ def test_steps_of_training_are_rollouts_of_their_own_unless_they_overlap():
         ({"decode": 0.2}, {"left_by_host": 0.1}, "host time"),
         ({"decode": 0.2}, {"left_by_kernels": 0.1}, "kernel factor"),
         ({"decode": 0.2}, {}, "not told apart"),
+        ({"decode": 0.2}, {"left_by_host": 0.1, "engines": (8, 4)}, "deployment"),
+        ({"decode": 0.2}, {"left_by_host": 0.1, "engines": (0, 4)}, "host time"),
         ({"decode": 0.2}, {"left_by_kernels": 0.1, "left_by_host": 0.1}, "not told apart"),
         ({"prefill": 0.2}, {"hits": -0.2}, "prefix hits"),
         ({"prefill": 0.2, "decode": 0.2}, {"hits": -0.2}, "not told apart"),
@@ -229,8 +231,9 @@ def test_steps_of_training_are_rollouts_of_their_own_unless_they_overlap():
 def test_a_cause_is_named_only_where_differences_tell_it(
     seconds: dict[str, float], more: dict[str, Any], name: str
 ):
-    usual = {"makespan": 0.2, "hits": 0.0, "left": 1.0, "left_by_host": 1.0, "left_by_kernels": 1.0}
-    assert cause_of(Differences(seconds=seconds, **{**usual, **more})).name == name
+    usual = {"makespan": 0.2, "hits": 0.0, "engines": (2, 2)}
+    left = {"left": 1.0, "left_by_host": 1.0, "left_by_kernels": 1.0}
+    assert cause_of(Differences(seconds=seconds, **{**usual, **left, **more})).name == name
 
 
 SAMPLES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
