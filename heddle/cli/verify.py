@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from heddle.command_config import Config
     from heddle.diagnosis.again import Ran
     from heddle.diagnosis.beside import Verified
-    from heddle.diagnosis.fitted import Fitted
+    from heddle.diagnosis.fitted import FittedConstants
     from heddle_trace.observed.columns import ObservedSteps
 
 USUAL: Final = {"missing.tool_s": "zero"}
@@ -52,13 +52,13 @@ def verify(
     from heddle.cli.progress import progress
     from heddle.cli.tables import show_verdict
     from heddle.diagnosis.beside import beside
-    from heddle.diagnosis.fitted import Constants, Fitted
+    from heddle.diagnosis.fitted import Constants, FittedConstants
     from heddle.diagnosis.fitted import fit as fitted_to
 
     given = given_keys({"configs": configs}, settings)
     config, _ = take_config(sources, {"configs": configs}, settings, usual=USUAL, logs=True)
     ran = _ran(sources, config, given)
-    fitted: Fitted | None = None
+    fitted: FittedConstants | None = None
     with progress("simulating what ran") as bar:
         simulated = ran.simulate(Constants().adjusted)
         found = beside(ran, simulated)
@@ -163,7 +163,7 @@ def _difference(name: str, error_pct: float | None) -> str:
     return f"{error_pct:+.1f} {'points' if name == 'prefix_hit' else '%'}"
 
 
-def _show_fit(fitted: "Fitted") -> None:
+def _show_fit(fitted: "FittedConstants") -> None:
     from heddle.cli.tables import fact
 
     before, after = (

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from heddle.diagnosis.again import Ran, Rollouts
-from heddle.diagnosis.causes import UNTOLD, Cause, Differences, cause_of
-from heddle.diagnosis.fitted import Constants, Fitted, lives, matched
+from heddle.diagnosis.causes import NOT_TOLD, Cause, Differences, cause_of
+from heddle.diagnosis.fitted import Constants, FittedConstants, lives, matched
 from heddle.diagnosis.verdict import Diagnosis, diagnosed
 from heddle_calibrate.check import FIGURES, Figure, compare_figures
 from heddle_trace.observed.columns import ObservedSteps
@@ -19,7 +19,7 @@ COMPARED: Final = (*FIGURES, "queueing_mean_s", "generation_mean_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ComparedPart:
     """Seconds of one part of all steps."""
 
     part: str
@@ -38,7 +38,7 @@ class Verified:
     simulated_s: float
     steps: tuple[Mapping[str, Any], ...]
     figures: Mapping[str, Figure]
-    parts: tuple[Part, ...]
+    parts: tuple[ComparedPart, ...]
     """Their differences sum to that of the whole."""
     cause: Cause
     not_recorded: tuple[str, ...]
@@ -59,13 +59,13 @@ class Verified:
             return f"{said}: {self.cause.why}."
         gap_s = self.simulated_s - self.measured_s
         most = max(self.parts, key=lambda each: each.difference_s * np.sign(gap_s))
-        likely = "its cause is" if self.cause.name == UNTOLD else "likely cause:"
+        likely = "its cause is" if self.cause.name == NOT_TOLD else "likely cause:"
         return (
             f"{said}; most of it is {most.part} ({most.difference_s:+,.1f} s); {likely} "
             f"{self.cause.name} ({self.cause.why})."
         )
 
-    def plain(self, fitted: Fitted | None) -> dict[str, Any]:
+    def plain(self, fitted: FittedConstants | None) -> dict[str, Any]:
         """As JSON."""
         return {
             "schema": SCHEMA,
@@ -109,7 +109,7 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
         steps=_steps(mine, theirs),
         figures=figures,
         parts=tuple(
-            Part(
+            ComparedPart(
                 part=name,
                 measured_s=took.get(name, 0.0),
                 simulated_s=made.get(name, 0.0),

@@ -59,7 +59,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedConstants:
     """Constants, and errors on the trajectories that they were not fitted on, in percent."""
 
     constants: Constants
@@ -132,7 +132,7 @@ def _by_step(seen: Rollouts) -> dict[tuple[str, int], tuple[float, float]]:
     return found
 
 
-def fit(ran: Ran, simulated: Rollouts, on_round: Callable[[int], object]) -> Fitted:
+def fit(ran: Ran, simulated: Rollouts, on_round: Callable[[int], object]) -> FittedConstants:
     """Fit on every other group of trajectories; without groups, on every other trajectory."""
     own, others = halves(ran.seen)
     constants, now = Constants(), simulated
@@ -140,7 +140,7 @@ def fit(ran: Ran, simulated: Rollouts, on_round: Callable[[int], object]) -> Fit
         on_round(number)
         constants = matched(ran.seen, now, own, constants).best()
         now = ran.simulate(constants.adjusted)
-    return Fitted(
+    return FittedConstants(
         constants=constants,
         fitted_on=len(own),
         judged_on=len(others),
