@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from heddle.diagnosis.again import Ran, Rollouts
-from heddle.diagnosis.causes import NOT_TOLD, Cause, Differences, cause_of
+from heddle.diagnosis.causes import UNKNOWN, Cause, Differences, cause_of
 from heddle.diagnosis.fitted import Constants, FittedConstants, lives, matched
 from heddle.diagnosis.verdict import Diagnosis, diagnosed
 from heddle_calibrate.check import FIGURES, Figure, compare_figures
@@ -59,7 +59,7 @@ class Verified:
             return f"{said}: {self.cause.why}."
         gap_s = self.simulated_s - self.measured_s
         most = max(self.parts, key=lambda each: each.difference_s * np.sign(gap_s))
-        likely = "its cause is" if self.cause.name == NOT_TOLD else "likely cause:"
+        likely = "its cause is" if self.cause.name == UNKNOWN else "likely cause:"
         return (
             f"{said}; most of it is {most.part} ({most.difference_s:+,.1f} s); {likely} "
             f"{self.cause.name} ({self.cause.why})."

@@ -12,7 +12,7 @@ PLAINLY: Final = 0.5
 """What is left with one cause over what is left with the other, at most, to tell them apart."""
 HITS: Final = 0.03
 ENGINE: Final = ("prefill", "prefill_moved", "prefill_again", "decode", "llm", "lost")
-NOT_TOLD: Final = "not told apart"
+UNKNOWN: Final = "not told apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def cause_of(found: Differences) -> Cause:
         return Cause("queueing", "only queues differ: slots, engines or policy are not as stated")
     part = max(direct, key=lambda name: abs(direct[name]))
     if abs(direct[part]) < MOST * total or direct[part] * found.makespan < 0.0:
-        return Cause(NOT_TOLD, "no part has most of the difference")
+        return Cause(UNKNOWN, "no part has most of the difference")
     if part == "tool":
         return Cause("tool clock", "tools took another time than the trace gives them")
     if part == "rest":
@@ -78,12 +78,12 @@ def _of_engines(found: Differences, seconds: Mapping[str, float]) -> Cause:
     if found.hits is not None and abs(found.hits) >= HITS and prefill * found.hits < 0.0:
         if abs(prefill) >= MOST * engine:
             return Cause("prefix hits", f"{found.hits * 100.0:+.0f} points, with prefill to match")
-        return Cause(NOT_TOLD, "prefix hits differ, and not only prefill")
+        return Cause(UNKNOWN, "prefix hits differ, and not only prefill")
     best = min(found.left_by_host, found.left_by_kernels)
     if best > PLAINLY * found.left:
-        return Cause(NOT_TOLD, "neither host time nor a kernel factor explains the requests")
+        return Cause(UNKNOWN, "neither host time nor a kernel factor explains the requests")
     if found.left_by_host <= PLAINLY * found.left_by_kernels:
         return Cause("host time", "requests differ by the same time for each iteration")
     if found.left_by_kernels <= PLAINLY * found.left_by_host:
         return Cause("kernel factor", "requests differ by the same share of their time")
-    return Cause(NOT_TOLD, "host time and a kernel factor explain the requests alike")
+    return Cause(UNKNOWN, "host time and a kernel factor explain the requests alike")
