@@ -87,7 +87,9 @@ def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple
     ][:1]
     remedies.append("a GPU class with more memory")
     if len(dropped) < len(scripts):
-        remedies.append(f"--over-capacity drop, which leaves {len(dropped):,} out and says so")
+        remedies.append(
+            f"cluster.over_capacity=drop, which leaves {len(dropped):,} out and says so"
+        )
     raise CapacityError(
         f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
         f"engine: {scripts.ids[worst]!r} grows to {largest[worst]:,} tokens, {profile.model} on "

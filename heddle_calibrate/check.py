@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.stats import spearmanr
 
 from heddle_core.commands import SolvePlan
 from heddle_core.events import EngineFailed, EngineReady, PlanSolved
@@ -123,9 +122,11 @@ def simulation_of_run(entries: Iterable[Entry], of_profile: SimulationConfig) ->
     )
 
 
-def compare_figures(measured: Mapping[str, Any], simulated: Mapping[str, Any]) -> dict[str, Figure]:
-    """`FIGURES` of two summaries beside each other."""
-    return {name: _figure(name, measured.get(name), simulated.get(name)) for name in FIGURES}
+def compare_figures(
+    measured: Mapping[str, Any], simulated: Mapping[str, Any], names: Sequence[str] = FIGURES
+) -> dict[str, Figure]:
+    """Figures of two summaries beside each other."""
+    return {name: _figure(name, measured.get(name), simulated.get(name)) for name in names}
 
 
 def _figure(name: str, measured: float | None, simulated: float | None) -> Figure:
@@ -140,6 +141,8 @@ def _figure(name: str, measured: float | None, simulated: float | None) -> Figur
 
 def finish_order(measured: pa.Table, simulated: pa.Table) -> float | None:
     """Spearman's correlation over the trajectories that both finished."""
+    from scipy.stats import spearmanr  # of the extra `calibrate`, which nothing else here needs
+
     theirs = dict(
         zip(
             simulated.column("trajectory").to_pylist(),

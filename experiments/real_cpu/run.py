@@ -119,7 +119,7 @@ def run(trace: Path, policy: str, engines: int, history: Path, profile: Path) ->
             *("run", trace, "--policy", policy, "--json"),
             *("--engine", "vllm", "--model-dir", WORK / "medium", "--engines", engines),
             *("--model", profile, "--max-running", MAX_RUNNING, "--seed", SEED),
-            *("--history", history, "--out", WORK / "runs"),
+            *("--set", f"history={history}", "--out", WORK / "runs"),
             *("--set", f"runtime.max_context={CONTEXT}", "--set", "cluster.report_interval_s=1"),
         )
     )

@@ -104,9 +104,10 @@ def prepare() -> None:
 def measured(policy: str) -> Run:
     """Run on real engines."""
     row = heddle(
-        *("run", TRACE, "--policy", policy, "--json", "--model", PROFILE, "--history", EARLIER),
+        *("run", TRACE, "--policy", policy, "--json", "--model", PROFILE),
         *("--engine", "vllm", "--model-dir", MODEL, "--engines", ENGINES, "--seed", SEED),
         *("--max-running", MAX_RUNNING, "--set", f"runtime.max_context={CONTEXT}"),
+        *("--set", f"history={EARLIER}"),
         *("--out", WORK / "runs"),
     )
     return load_run(json.loads(row)["run"])

@@ -5,7 +5,7 @@ the profile. They have the KV space and the failures of the run's own engines, a
 plan takes as long as in the run. The error is then that of profile and simulator together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from heddle.config import RunConfig
 from heddle.runs import Run, RunError
 from heddle.runs.conditions import other_cpu_share
 from heddle.runs.journal_buffer import JournalInMemory
-from heddle.runs.metrics import Measured, measure
-from heddle.runs.replay import check_allowed, check_trace
+from heddle.runs.journal_columns import Journal
+from heddle.runs.metrics import measure
+from heddle.runs.replay import check_allowed, check_trace, policy_of_run
 from heddle.runs.tables import MEASURED
 from heddle.setup import (
     Workspace,
-    make_policy,
     prepare,
     simulation_config,
 )
@@ -52,9 +52,10 @@ def check(
         )
     check_allowed(run, allow_policies)
     run.verify()
-    config, shared = _profiled(run, profile_path), Workspace()
+    config, shared = profiled(run, profile_path), Workspace()
     check_trace(run, shared, "simulating it again takes the trace that it replayed")
-    simulated = _simulate(run, config, shared)
+    journal = simulated_again(run, config, shared)
+    simulated = measure(journal, shared.profiles(config.cluster).solo_tpot())
     cluster = replace(config.cluster, model="")
     return Checked(
         run=str(run.path),
@@ -69,8 +70,12 @@ def check(
     )
 
 
-def _profiled(run: Run, path: Path | None) -> RunConfig:
-    """The run's configuration with the profile to simulate with in the place of its own."""
+def profiled(run: Run, path: Path | None) -> RunConfig:
+    """The run's configuration with the profile to simulate with in the place of its own.
+
+    Raises:
+        ProfileError: it is of another model or GPU class.
+    """
     config = run.config
     if path is None:
         return config
@@ -95,21 +100,34 @@ def _profiled(run: Run, path: Path | None) -> RunConfig:
     return given
 
 
-def _simulate(run: Run, config: RunConfig, shared: Workspace) -> Measured:
+def simulated_again(
+    run: Run,
+    config: RunConfig,
+    shared: Workspace,
+    adjusted: Callable[[SimulationConfig], SimulationConfig] = lambda simulation: simulation,
+) -> Journal:
+    """The journal of the rollout of a run, simulated under `config`, in which its profile may be
+    another; `adjusted` changes the cluster."""
     profiles, workload = shared.profiles(config.cluster), shared.workload(config)
-    context = run.context or prepare(config, workspace=shared).context
-    controller = Controller(
-        make_policy(config, context, workload.scripts),
-        context.disaggregation,
-        config.cluster.restart_limit,
-    )
+    context = run.context
+    if context is None:
+        setup = prepare(config, workspace=shared)
+        context, policy = setup.context, setup.policy
+    else:
+        policy = policy_of_run(run)
+    controller = Controller(policy, context.disaggregation, config.cluster.restart_limit)
     recorded = JournalInMemory(MEASURED)
+    on_engines = run.manifest["driver"] == "heddle_runtime"
     simulate_rollout(
-        _scripts(config, workload),
+        _scripts(config, workload) if on_engines else workload.scripts,
         RecordedCore(controller, recorded.record),
-        _simulation(run, config, profiles),
+        adjusted(
+            _simulation(run, config, profiles)
+            if on_engines
+            else simulation_config(config.cluster, profiles, seed=config.seed)
+        ),
     )
-    return measure(recorded.journal(), profiles.solo_tpot())
+    return recorded.journal()
 
 
 def _scripts(config: RunConfig, workload: Workload) -> list[TrajectoryScript]:

@@ -20,6 +20,7 @@ VERBS = {
     "plan": "heddle.cli.plan:plan",
     "loop": "heddle.cli.loop:loop",
     "diagnose": "heddle.cli.diagnose:diagnose",
+    "verify": "heddle.cli.verify:verify",
     "run": "heddle.cli.run:run",
     "serve": "heddle.cli.serve:serve",
     "report": "heddle.cli.report:report",

@@ -14,7 +14,7 @@ from heddle.cli.options import config_files, settings_option, take_config
 from heddle.config_error import require
 
 if TYPE_CHECKING:
-    from heddle.command_config import Config
+    from heddle.command_config import Config, LogSettings
     from heddle.diagnosis.remedies import Remedy
     from heddle.diagnosis.verdict import Diagnosis
     from heddle_trace.observed.columns import ObservedSteps
@@ -44,6 +44,7 @@ def diagnose(
     their search; diagnose.observed writes the measured steps to a file.
     """
     from heddle.cli.tables import show_verdict
+    from heddle.diagnosis.verdict import diagnosed
     from heddle_trace.observed.files import write_observed
 
     options = {"configs": configs}
@@ -51,7 +52,7 @@ def diagnose(
     steps, config, name = _read(sources, config)
     if config.diagnose.observed:
         write_observed(config.diagnose.observed, steps.header, steps.observations())
-    found = _diagnosed(steps, name)
+    found = diagnosed(steps, name)
     if not as_json:
         show_verdict(found.sentence)
         _show(found)
@@ -67,7 +68,6 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Con
     from heddle.cli.progress import progress
     from heddle.diagnosis.own_runs import observed_run, own_run
     from heddle.runs import why_unfinished
-    from heddle_trace.observed.reading import read_observed
 
     runs = [own_run(Path(source)) for source in sources]
     require(len(runs) == 1 or not any(runs), "name one RUN: each is diagnosed by itself")
@@ -81,36 +81,22 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Con
             steps = observed_run(run)
             config = replace(config, cluster=own.cluster, policy=own.policy, seed=own.seed)
             return steps, config, steps.header.source
-        logs = config.logs
-        read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad)
+        steps, name = read_steps(sources, config.logs)
+    return steps, config, name
+
+
+def read_steps(sources: Sequence[str], logs: "LogSettings") -> "tuple[ObservedSteps, str]":
+    """Read logs, and say what was left out; return their format, too."""
+    from heddle_trace.observed.reading import read_observed
+
+    read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad)
     for what, count in {**read.notes.dropped, **read.notes.assumed}.items():
         click.echo(f"{count:,} {what}", err=True)
     for path in read.foreign:
         click.echo(f"left out {path}: no measured steps", err=True)
     if read.notes.damaged:
         click.echo(f"left out {read.notes.damaged:,} damaged records", err=True)
-    return read.steps, config, read.format
-
-
-def _diagnosed(steps: "ObservedSteps", name: str) -> "Diagnosis":
-    from heddle.diagnosis.engines import diagnose_engines
-    from heddle.diagnosis.parts import diagnose as parts_of
-    from heddle.diagnosis.verdict import Diagnosis
-    from heddle_trace.observed.schema import TIMES
-
-    of = diagnose_engines if not steps.count and steps.engines else parts_of
-    measured, paths, engines = of(steps)
-    known = {name for name in TIMES if name in steps.requests or name in steps.engines}
-    known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
-    absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
-    return Diagnosis(
-        source=name,
-        steps=tuple(measured),
-        paths=tuple(paths),
-        engines=tuple(engines),
-        alone=steps.header.clock == "trajectory",
-        absent=tuple(n.removesuffix("_s") for n in absent),
-    )
+    return read.steps, read.format
 
 
 def _show(found: "Diagnosis") -> None:

@@ -26,6 +26,10 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
         "heddle diagnose runs/2026-11-23T10-00-00-coding-verl-s0 --json",
         "heddle diagnose grpo_perfetto.json --set cluster.gpus=16 --set diagnose.budget_s=60",
     ),
+    "verify": (
+        "heddle verify runs/2026-11-23T10-00-00-coding-verl-s0",
+        "heddle verify spans.jsonl --set cluster.gpus=16 --set policy.preset=verl --fit",
+    ),
     "run": (
         "heddle run rollout.jsonl.gz --engine vllm --engines 2 --model-dir models/mine",
         "heddle run rollout.jsonl.gz --engine fake --set runtime.time_scale=0.01",

@@ -8,7 +8,7 @@ import rich_click as click
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     "Simulate": ("demo", "compare", "plan", "loop"),
     "Run on engines": ("run", "serve"),
-    "Look at runs": ("diagnose", "report", "replay", "runs"),
+    "Look at runs": ("diagnose", "verify", "report", "replay", "runs"),
     "Configuration": ("config", "policies", "regimes", "prices"),
     "Inputs": ("trace", "profile", "predict"),
 }

@@ -134,9 +134,10 @@ def _options(
 
 _EVERY = [flag for flag, *_ in CLUSTER]
 replayed = _options(_EVERY, out=True)
-_ON_ENGINES = [flag for flag in _EVERY if flag not in ("--gpus", "--tp", "--speculation")]
+_NOT_OF_ENGINES = ("--gpus", "--tp", "--speculation", "--history", "--over-capacity")
+_ON_ENGINES = [flag for flag in _EVERY if flag not in _NOT_OF_ENGINES]
 run_on_engines = _options(_ON_ENGINES, out=True)
-looped = _options(_EVERY)
+looped = _options([flag for flag in _EVERY if flag != "--over-capacity"])
 planned = _options([flag for flag in _EVERY if flag not in ("--tp", "--over-capacity")])
 served = _options(("--model", "--gpu", "--max-running"), sources=False, out=True)
 """Options of the verbs that replay a trace, and of those that plan, or serve agents."""

@@ -23,27 +23,26 @@ if TYPE_CHECKING:
     help="Also sessions of heddle serve that fell silent after an answer, and so were cancelled; "
     "their last answered step is taken for their last.",
 )
-@click.option(
-    "--unfinished",
-    is_flag=True,
-    help="Also of a RUN that was killed or still runs: the trajectories that have ended so far. "
-    "Long ones are missing more often than short ones.",
-)
 @click.option("--force", is_flag=True, help="Replace OUT where it exists.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
-def extract(
-    run: Path, out: Path, with_silent: bool, unfinished: bool, force: bool, as_json: bool
-) -> None:
-    """Turn the journal of a RUN back into a trace."""
+def extract(run: Path, out: Path, with_silent: bool, force: bool, as_json: bool) -> None:
+    """Turn the journal of a RUN back into a trace.
+
+    Of a RUN that was killed or still runs, the trajectories that have ended so far: long ones are
+    missing more often than short ones.
+    """
     from heddle.cli.outputs import new_file
     from heddle.cli.progress import progress
-    from heddle.runs import load_run
+    from heddle.runs import load_run, why_unfinished
     from heddle_trace import write_trace
     from heddle_trace.extract import extract as extracted
 
     new_file(out, force)
     with progress(f"extracting {run.name}"):
-        loaded = load_run(run, unfinished=unfinished)
+        loaded = load_run(run, unfinished=True)
+        if loaded.status != "finished":
+            why = why_unfinished(loaded.manifest)
+            click.echo(f"{run}: {why}: the trajectories that have ended so far", err=True)
         loaded.verify()
         records, report = extracted(
             (entry.event for entry in loaded.entries()),

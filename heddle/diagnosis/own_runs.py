@@ -8,8 +8,15 @@ import numpy as np
 from heddle.runs import Run, RunError, load_run
 from heddle.runs.comparison_folder import shown_runs
 from heddle.runs.files import MANIFEST
-from heddle.runs.record import Record, record
-from heddle.runs.tables import Columns
+from heddle.runs.journal_columns import Floats, Journal, of_table
+from heddle.runs.loop_record import LoopRecord, loop_record
+from heddle.runs.tables import (
+    MEASURED,
+    Columns,
+    dispatches,
+    step_columns,
+    trajectory_columns,
+)
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
@@ -46,19 +53,27 @@ def observed_run(run: Run) -> ObservedSteps:
     Raises:
         RunError: it is damaged, or nothing had arrived when it broke off.
     """
-    found = record(run)
-    header = ObservedHeader(schema=SCHEMA, source=f"heddle run {run.path.name}", clock="shared")
-    where = str(run.path)
-    return observed(
-        header, (ParsedObservation(where, seen) for seen in _observations(found)), Notes()
-    )
+    journal = of_table(run.journal)
+    if not journal.trajectories:
+        raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
+    return observed_journal(journal, f"heddle run {run.path.name}")
 
 
-def _observations(found: Record) -> Iterator[Observation]:
-    yield from _requests(found)
-    if found.loop is not None:
-        yield from _phases("training", found.loop.trainings, found.end_s)
-        yield from _phases("update", found.loop.updates, found.end_s)
+def observed_journal(journal: Journal, source: str) -> ObservedSteps:
+    """Read a journal with one trajectory at least; what its end cuts off ends with it."""
+    header = ObservedHeader(schema=SCHEMA, source=source, clock="shared")
+    seen = (ParsedObservation(source, each) for each in _observations(journal))
+    return observed(header, seen, Notes())
+
+
+def _observations(journal: Journal) -> Iterator[Observation]:
+    loop = loop_record(journal)
+    kinds = [journal.of(name) for name in MEASURED]
+    last_s = max(float(rows.floats("time_s").max()) for rows in kinds if len(rows))
+    yield from _requests(journal, loop, last_s)
+    if loop is not None:
+        yield from _phases("training", loop.trainings, last_s)
+        yield from _phases("update", loop.updates, last_s)
 
 
 def _phases(name: PhaseName, part: Columns, broke_off_s: float) -> Iterator[Phase]:
@@ -68,15 +83,20 @@ def _phases(name: PhaseName, part: Columns, broke_off_s: float) -> Iterator[Phas
         yield Phase(phase=name, start_s=start_s, end_s=end_s, rl_step=label)
 
 
-def _requests(found: Record) -> Iterator[ObservedRequest]:
+def _requests(
+    journal: Journal, loop: LoopRecord | None, last_s: float
+) -> Iterator[ObservedRequest]:
     """A request a dispatch; the last of a step has its tool, the last of all its reward."""
-    d, t, steps = found.dispatches, found.trajectories, found.steps
-    names, groups = found.journal.trajectories, found.journal.words("group")
-    engines, tools = found.journal.words("engine"), found.journal.words("tool")
-    batches = _batches(found)
-    started_s = _times(found, "StartTrajectory", len(names))
-    scored_s = _times(found, "Scored", len(names))
-    ended_s = np.where(np.isnan(d.ended_s), found.end_s, d.ended_s)
+    d = dispatches(journal)
+    steps = step_columns(journal, d)
+    t = trajectory_columns(journal, steps)
+    names, groups = journal.trajectories, journal.words("group")
+    engines, tools = journal.words("engine"), journal.words("tool")
+    batches = _batches(loop)
+    started_s = _times(journal, "StartTrajectory", len(names))
+    scored_s = _times(journal, "Scored", len(names))
+    ended_s = np.where(np.isnan(d.ended_s), last_s, d.ended_s)
+    ok = _ok(journal)
     last = np.append(d.first[1:], True)
     of_step = np.cumsum(d.first) - 1
     first_of = np.append(True, d.trajectory[1:] != d.trajectory[:-1])
@@ -110,6 +130,7 @@ def _requests(found: Record) -> Iterator[ObservedRequest]:
             tool_s=tool or None,
             reward_s=reward or None,
             tool=(tools[name] or None) if tool and name >= 0 else None,
+            tool_ok=ok.get((own, step)) if tool else None,
             engine=engines[engine],
             input_tokens=given,
             cached_tokens=cached,
@@ -117,11 +138,19 @@ def _requests(found: Record) -> Iterator[ObservedRequest]:
         )
 
 
-def _batches(found: Record) -> dict[int, int]:
+def _ok(journal: Journal) -> dict[tuple[int, int], bool]:
+    """Whether tools succeeded, by trajectory and step, of those that say it."""
+    rows = journal.of("ToolReturned")
+    columns = (rows.codes("trajectory"), rows.ints("step"), rows.ints("ok"))
+    said = zip(*(column.tolist() for column in columns), strict=True)
+    return {(own, step): ok == 1 for own, step, ok in said if ok >= 0}
+
+
+def _batches(loop: LoopRecord | None) -> dict[int, int]:
     """The batch in which each trajectory was trained, by its code."""
-    if found.loop is None:
+    if loop is None:
         return {}
-    parts = found.loop.trainings
+    parts = loop.trainings
     return {
         code: batch
         for batch, members in zip(parts["batch"].tolist(), parts["members"], strict=True)
@@ -129,9 +158,9 @@ def _batches(found: Record) -> dict[int, int]:
     }
 
 
-def _times(found: Record, name: str, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _times(journal: Journal, name: str, count: int) -> Floats:
     """When each trajectory had this event or command last; NaN of those that had none."""
-    rows = found.journal.of(name)
+    rows = journal.of(name)
     times, codes = np.full(count, np.nan), rows.codes("trajectory")
     times[codes[codes >= 0]] = rows.floats("time_s")[codes >= 0]
     return times

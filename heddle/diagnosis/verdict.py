@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from heddle.diagnosis.parts import CriticalPath, EngineTime, Step
+from heddle.diagnosis.engines import diagnose_engines
+from heddle.diagnosis.parts import CriticalPath, EngineTime, Step, diagnose
 from heddle.diagnosis.remedies import Remedy
+from heddle_trace.observed.columns import ObservedSteps
+from heddle_trace.observed.schema import TIMES
 
 SCHEMA: Final = "heddle.diagnose/1"
 NAMED: Final = 3
@@ -105,3 +108,24 @@ class Diagnosis:
             "remedies": [each.plain() for each in remedies],
             "no_remedies": why_none or None,
         }
+
+
+def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
+    """Where the time of measured steps went; `name` is their source.
+
+    Raises:
+        StepsError: they cannot be of one run.
+    """
+    of = diagnose_engines if not steps.count and steps.engines else diagnose
+    measured, paths, engines = of(steps)
+    known = {name for name in TIMES if name in steps.requests or name in steps.engines}
+    known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
+    absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
+    return Diagnosis(
+        source=name,
+        steps=tuple(measured),
+        paths=tuple(paths),
+        engines=tuple(engines),
+        alone=steps.header.clock == "trajectory",
+        absent=tuple(n.removesuffix("_s") for n in absent),
+    )

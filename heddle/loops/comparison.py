@@ -20,6 +20,7 @@ from heddle.runs import files, open_run
 from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.journal_columns import Journal
 from heddle.runs.loop_batches import OF_BATCHES
+from heddle.runs.tables import MEASURED
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
 from heddle_core.commands import Command
@@ -160,6 +161,13 @@ def run_loop(
     """
     recorded = JournalInMemory(OF_BATCHES)
     return _run(setup, on_trained, recorded.record, recorded.journal)
+
+
+def loop_journal(setup: LoopSetup) -> Journal:
+    """Run one loop; return what figures and measured steps are made from. Raises as `run_loop`."""
+    recorded = JournalInMemory((*MEASURED, *OF_BATCHES, "LoopStarted", "Score"))
+    _run(setup, lambda _: None, recorded.record, recorded.journal)
+    return recorded.journal()
 
 
 def _run(

@@ -372,6 +372,6 @@ def _then(manifest: Mapping[str, Any]) -> str:
     if manifest.get("driver") == "heddle_gateway":
         return (
             "a gateway has them after one Ctrl-C or SIGTERM; heddle replay reads its journal, and "
-            "heddle trace extract --unfinished makes a trace of what has ended"
+            "heddle trace extract makes a trace of what has ended"
         )
     return "run it again"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from heddle.loops.config import LoopConfig
-from heddle.loops.setup import loop_core, prepare_loop
+from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
 from heddle.policy_inputs import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
@@ -13,7 +13,6 @@ from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, Handle, first_divergence
-from heddle_core.loop.controller import LoopController
 from heddle_core.policy import Policy
 from heddle_predict.errors import PredictError
 from heddle_trace.errors import TraceError
@@ -85,19 +84,23 @@ def replay(
 
     context = run.context
     controller = Controller(
-        _policy(run),
+        policy_of_run(run),
         context.disaggregation if context else None,
         run.config.cluster.restart_limit,
     )
     handle: Handle = controller.handle
     if run.manifest.get("loop"):
-        handle = _loop(run, controller).handle
+        handle = loop_core(loop_of_run(run), controller).handle
     divergence = first_divergence(counted(), handle)
     return Replay(run=str(run.path), entries=entries, commands=commands, divergence=divergence)
 
 
-def _loop(run: Run, controller: Controller) -> LoopController:
-    """Build the loop of a run again; its prompts are in the trace."""
+def loop_of_run(run: Run) -> LoopSetup:
+    """Set up the loop of a run again; its prompts are in the trace.
+
+    Raises:
+        RunError: they are not, or the trace is gone.
+    """
     shared, facts = Workspace(), run.manifest["loop"]
     if run.manifest["driver"] == "heddle_runtime":
         raise RunError(
@@ -106,10 +109,10 @@ def _loop(run: Run, controller: Controller) -> LoopController:
         )
     check_trace(run, shared, "a replay of its loop needs the trace")
     config = LoopConfig(run=run.config, regimes=(facts["regime"],), **facts["config"])
-    return loop_core(prepare_loop(config, facts["regime"], workspace=shared), controller)
+    return prepare_loop(config, facts["regime"], workspace=shared)
 
 
-def _policy(run: Run) -> Policy:
+def policy_of_run(run: Run) -> Policy:
     """Build the policy of a run again, with the same context.
 
     The run directory holds it all, except an oracle's scripts, which are in the trace, and a
@@ -128,7 +131,7 @@ def _policy(run: Run) -> Policy:
     return make_policy(config, context, shared.workload(config).scripts if oracle else ())
 
 
-def check_allowed(run: Run, allowed: Sequence[str]) -> None:
+def check_allowed(run: Run, allowed: Sequence[str], option: str = "--allow-policy ") -> None:
     """Check that all code that the configuration of a run names, to be imported, is `allowed`.
 
     Raises:
@@ -138,7 +141,7 @@ def check_allowed(run: Run, allowed: Sequence[str]) -> None:
     ours = extras(preset, (), run.config.seed)  # such as learned:0.5
     named = [name for name in foreign_names(preset, ours) if name not in allowed]
     if named:
-        options = " ".join(f"--allow-policy {name}" for name in named)
+        options = " ".join(f"{option}{name}" for name in named)
         raise RunError(
             f"{run.path}: its configuration names {', '.join(named)}, which would be imported and "
             f"called. If you trust this code, add {options}"

@@ -32,6 +32,7 @@ def requests_of(record: TrajectoryRecord) -> Iterator[ObservedRequest]:
             llm_s=each.llm_s,
             tool=None if person else each.tool,
             tool_s=None if person else each.tool_s,
+            tool_ok=None if person else each.tool_ok,
             reward_s=record.reward_s if last else None,
             input_tokens=record.prompt_tokens if first else each.input_tokens,
             cached_tokens=each.cached_tokens,
@@ -64,7 +65,7 @@ def records_of(seen: ObservedSteps, workload: str) -> list[TrajectoryRecord]:
 
 _FIELDS = (
     *("trajectory_id", "group_id", "step", "input_tokens", "cached_tokens", "output_tokens"),
-    *("tool", "tool_s"),
+    *("tool", "tool_s", "tool_ok"),
 )
 
 
@@ -73,7 +74,7 @@ def _generations(plain: dict[str, list[Any]], own: Sequence[int]) -> list[Logged
     found: list[LoggedGeneration] = []
     step: int | None = None
     for at in own:
-        _, _, number, given, cached, made, tool, tool_s = (plain[name][at] for name in _FIELDS)
+        _, _, number, given, cached, made, tool, tool_s, ok = (plain[name][at] for name in _FIELDS)
         if number != step or not found:
             found.append(LoggedGeneration(output=made, input=given, cached=cached))
         elif made is not None:
@@ -81,5 +82,6 @@ def _generations(plain: dict[str, list[Any]], own: Sequence[int]) -> list[Logged
         step = number
         if tool is not None or tool_s is not None:
             found[-1].tools, found[-1].wait_s = (str(tool or ""),), tool_s
+            found[-1].ok = ok
     derive_added(found)
     return found

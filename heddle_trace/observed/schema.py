@@ -61,6 +61,7 @@ class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     tool_s: WaitSeconds | None = None
     reward_s: WaitSeconds | None = None
     tool: Name | None = None
+    tool_ok: bool | None = None
     engine: Name | None = None
     input_tokens: Tokens | None = None
     cached_tokens: Tokens | None = None

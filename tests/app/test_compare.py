@@ -170,7 +170,7 @@ def test_a_context_over_capacity_is_refused_or_left_out(trace: Path, tmp_path: P
         simulate(config, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
     said = str(error.value)
-    for part in ("'g1/0'", "900,", "1 of 6", "TP 1 holds", "--tp", "--over-capacity drop"):
+    for part in ("'g1/0'", "900,", "1 of 6", "TP 1 holds", "--tp", "cluster.over_capacity=drop"):
         assert part in said
     dropping = replace(config, cluster=replace(cluster, over_capacity="drop"))
     result = simulate(dropping, out=tmp_path / "runs")

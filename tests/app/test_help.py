@@ -125,7 +125,7 @@ def test_the_profile_of_the_default_cluster_is_one_line(heddle: Heddle, trace: P
 
 
 def test_the_top_level_is_short():
-    assert len(VERBS) == 17
+    assert len(VERBS) == 18
 
 
 def test_a_verb_that_went_is_refused_with_what_takes_its_place(refused: Callable[..., str]):
