@@ -141,7 +141,7 @@ demo-real: vllm-cpu
 	  echo "$(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy ..."; \
 	  $(BIN)/heddle run $(REAL)/coding.jsonl.gz --engine vllm --engines 2 --policy $$policy \
 	    --model-dir $(REAL)/model --model $(REAL)/medium.cpu.json --max-running 12 \
-	    --history $(REAL)/earlier.jsonl.gz $(REAL_LIMITS) --out $(REAL)/runs --json; done
+	    --set history=$(REAL)/earlier.jsonl.gz $(REAL_LIMITS) --out $(REAL)/runs --json; done
 	$(BIN)/heddle profile check $(REAL)/runs/*
 
 # An agent that others wrote works on small tasks through the gateway, in front of two real engines on
