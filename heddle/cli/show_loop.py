@@ -54,6 +54,10 @@ def _head(result: LoopComparison) -> None:
         "times only those once the regime's trajectories are under way (measured)"
         + ("; the trace begins again after its last prompt" if again else "")
     )
+    if result.notes:
+        click.echo(f"chosen   {'; '.join(result.notes)}")
+    for name, why in result.left_out.items():
+        click.echo(f"left out {name}: {why}")
     if config.epoch_plan:
         _epochs(first)
     click.echo(

@@ -1,8 +1,8 @@
 """What several regimes reached on one trace and cluster: figures, and the JSON of them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
@@ -190,6 +190,10 @@ class LoopComparison(Tabled):
     tried: tuple[RegimeResult, ...]
     """Every regime at every split of the GPUs and TP degree."""
     objective: Objective = "makespan"
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Regimes that cannot take part, and why."""
+    notes: tuple[str, ...] = ()
+    """What was chosen where the configuration leaves it open."""
 
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
@@ -275,6 +279,8 @@ class LoopComparison(Tabled):
             "batch": {"groups": config.groups, "samples": config.samples},
             "steps": config.batches,
             "prices": first.prices.plain(first.gpus_by_class),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
             "objective": self.objective,
             "ranking": [row.setup.label for row in self.ranking],
             "regimes": [

@@ -23,19 +23,20 @@ MOST_PASSES = 10_000
 class LoopSettings:
     """An RL loop; only `heddle loop` and `heddle plan --regimes` read this."""
 
-    batches: Annotated[int, Bounds(2, MOST_BATCHES)] = 10
-    """Batches to train; the first is not measured."""
-    groups: Annotated[int, Bounds(1)] = 32
-    """Prompts of a batch."""
-    samples: Annotated[int, Bounds(1)] = 16
-    """Trained samples of a prompt."""
+    batches: Annotated[int | None, Bounds(2, MOST_BATCHES)] = None
+    """Batches to train; the first is not measured. None: 10, or as many as the regimes need."""
+    groups: Annotated[int | None, Bounds(1)] = None
+    """Prompts of a batch. None: 32, or as many as the trace allows."""
+    samples: Annotated[int | None, Bounds(1)] = None
+    """Trained samples of a prompt. None: 16, or as many as the trace has for every regime."""
     repeat: bool | None = None
     """Begin the trace again after its last prompt. None: where it has too few, which is said."""
     epoch_plan: str = ""
     """Prompts that share a batch, by mean length in `history`: `random`; `sorted`, batches of like
     length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""
     train_gpus: Annotated[int | None, Bounds(1)] = None
-    """GPUs of the trainer; the engines have the others. None: a quarter of all."""
+    """GPUs of the trainer; the engines have the others. None: a quarter of all, or the fewest more
+    that hold a step."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"

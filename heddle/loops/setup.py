@@ -7,7 +7,7 @@ from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, check_data, check_packing, check_recorded
+from heddle.loops.data import DataSet, UnfitError, check_data, check_packing, check_recorded
 from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
@@ -190,7 +190,7 @@ def prepare_loop(
     check_recorded(config, run.workload.scripts)
     check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
-        raise ConfigError(
+        raise UnfitError(
             f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
             f"{config.optimizer_steps} needs new weights between its parts: give "
             "accumulate_from=0, or loop.optimizer_steps = 1"

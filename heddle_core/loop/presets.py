@@ -17,6 +17,7 @@ from heddle_core.loop.regime import (
     Regime,
     RegimeError,
     Sampling,
+    SharedGpusError,
     Split,
     Staleness,
     Update,
@@ -344,7 +345,7 @@ def regime_named(text: str, shape: BatchShape) -> Regime:
             raise RegimeError(f"regime {name}: {key} is given twice")
         given[key] = _value(name, key, value, type(known[key]))
     if shape.colocated and not preset.can_share_gpus:
-        raise RegimeError(
+        raise SharedGpusError(
             f"regime {name} generates while it trains, so the two need GPUs of their own: leave "
             "out loop.colocated"
         )

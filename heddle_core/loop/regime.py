@@ -24,6 +24,10 @@ class RegimeError(ValueError):
     """A regime that contradicts itself or its batch; the message names the parameter."""
 
 
+class SharedGpusError(RegimeError):
+    """A regime whose rollout and training cannot have the same GPUs in turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
     """What a regime is made for."""
