@@ -62,7 +62,7 @@ def loop(
     from heddle.cli.outputs import checked_figure
     from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop
-    from heddle.cli.tables import answer
+    from heddle.cli.tables import answer, warn
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
     from heddle.loops.fit import fitted, with_trainer
@@ -98,6 +98,7 @@ def loop(
         from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, figure)
+    warn(result.warnings)
     answer(result, show_loop, as_json=as_json)
 
 

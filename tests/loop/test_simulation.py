@@ -533,3 +533,26 @@ def test_engines_on_lent_gpus_share_the_trajectories_evenly(trace: str):
                     members[engine] = members.get(engine, 0) + 1
     assert len(members) == 4
     assert 3 * min(members.values()) >= max(members.values()), members
+
+
+def test_regimes_rank_by_tokens_of_like_lengths(trace: str):
+    """A regime that drops long trajectories has quicker batches, and less data in each."""
+    result = compare_regimes([config(trace, "sync", "one-step-off")])
+    sync, _ = result.tried
+    assert not result.warnings
+    (run_,) = sync.runs
+    quicker = tuple(0.8 * seconds for seconds in run_.step_s)
+    short = replace(run_, step_s=quicker, mean_trained_tokens=0.7 * run_.mean_trained_tokens)
+    step = replace(sync.step_s, mean=0.8 * sync.step_s.mean)
+    short_row = replace(sync, runs=(short,), step_s=step, setup=replace(sync.setup, name="short"))
+    assert short_row.equal_samples_per_s == pytest.approx(sync.samples_per_s * 0.7 / 0.8)
+    turned = replace(result, tried=(short_row, sync))
+    assert [row.setup.name for row in turned.ranking] == ["sync", "short"]
+    assert turned.warnings == [
+        "by makespan per sample, of any length, the order is short (0.70 of the length, 0% "
+        "wasted), sync (1.00 of the length, 0% wasted)"
+    ]
+    assert turned.verdict.endswith("at equal data 14 % faster than the next best, short.")
+    by_cost = replace(turned, objective="cost")
+    assert [row.setup.name for row in by_cost.ranking] == ["sync", "short"]
+    assert turned.plain()["warnings"] == turned.warnings
