@@ -234,6 +234,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
             samples=config.samples,
             slots=cluster.engine_count * cluster.max_running,
             colocated=config.colocated,
+            train_gpus=config.trainer_gpus,
         ),
     )
 
