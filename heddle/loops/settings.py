@@ -86,6 +86,10 @@ class LoopSettings:
     """Until a failed reward is noticed; None: the time of a reward."""
     reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
+    lend_s: Annotated[float, Bounds(0, below=1e9)] = 10.8
+    """Until GPUs of a trainer or a pool generate. Libra, arXiv 2606.03077: Qwen3-14B on A800."""
+    return_s: Annotated[float, Bounds(0, below=1e9)] = 8.0
+    """The way back, likewise: 3.6 s for a snapshot, 4.4 s to fetch the trainer's state."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None

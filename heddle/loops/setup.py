@@ -341,7 +341,7 @@ def _world(
     if config.colocated:
         to_training_s, to_rollout_s = SLEEP_S, WAKE_S
     elif regime.split.hybrid is not None:
-        to_training_s, to_rollout_s = JOIN_S, LEND_S
+        to_training_s, to_rollout_s = config.return_s, config.lend_s
     return LoopWorld(
         script=data.script,
         train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s,
@@ -364,8 +364,3 @@ def _world(
 SLEEP_S, WAKE_S = 0.31, 6.53
 """Colocated engines that drop their weights and get them back: vLLM's sleep level 2, published for
 an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
-
-
-LEND_S, JOIN_S = 10.8, 8.0
-"""A trainer's GPUs that start to generate, and the way back: published by Libra for Qwen3-14B on
-A800 (arXiv 2606.03077; 3.6 s of the way back are a snapshot, 4.4 s fetch the trainer's state)."""

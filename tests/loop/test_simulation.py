@@ -556,3 +556,23 @@ def test_regimes_rank_by_tokens_of_like_lengths(trace: str):
     by_cost = replace(turned, objective="cost")
     assert [row.setup.name for row in by_cost.ranking] == ["sync", "short"]
     assert turned.plain()["warnings"] == turned.warnings
+
+
+def test_the_times_of_lending_gpus_are_keys(trace: str):
+    world = prepared(trace, SMALL["libra"]).world
+    assert (world.to_rollout_s, world.to_training_s) == (10.8, 8.0)
+    name = SMALL["verl-separate-async"]
+    slow = prepared(trace, name, lend_s=40.0, return_s=30.0)
+    assert (slow.world.to_rollout_s, slow.world.to_training_s) == (40.0, 30.0)
+    core = run(slow)
+    asked = {"rollout": 40.0, "training": 30.0}
+    began: dict[str, float] = {}
+    moves = 0
+    for event, commands in core.entries:
+        if isinstance(event, GpusAssigned):
+            assert event.time_s - began[event.role] == pytest.approx(asked[event.role])
+            moves += 1
+        began |= {c.role: event.time_s for c in commands if isinstance(c, AssignGpus)}
+    assert moves
+    shared = prepared(trace, "sync", colocated=True, lend_s=40.0).world
+    assert shared.to_rollout_s == 6.53
