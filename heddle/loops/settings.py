@@ -26,17 +26,16 @@ class LoopSettings:
     batches: Annotated[int | None, Bounds(2, MOST_BATCHES)] = None
     """Batches to train; the first is not measured. None: 10, or as many as the regimes need."""
     groups: Annotated[int | None, Bounds(1)] = None
-    """Prompts of a batch. None: 32, or as many as the trace allows."""
+    """Prompts of a batch. None: 32, or what the trace has."""
     samples: Annotated[int | None, Bounds(1)] = None
-    """Trained samples of a prompt. None: 16, or as many as the trace has for every regime."""
+    """Trained samples of a prompt. None: 16, or what the trace has."""
     repeat: bool | None = None
     """Begin the trace again after its last prompt. None: where it has too few, which is said."""
     epoch_plan: str = ""
     """Prompts that share a batch, by mean length in `history`: `random`; `sorted`, batches of like
     length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""
     train_gpus: Annotated[int | None, Bounds(1)] = None
-    """GPUs of the trainer; the engines have the others. None: a quarter of all, or the fewest more
-    that hold a step."""
+    """GPUs of the trainer; the engines have the others. None: a quarter, or what holds a step."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"

@@ -576,3 +576,14 @@ def test_the_times_of_lending_gpus_are_keys(trace: str):
     assert moves
     shared = prepared(trace, "sync", colocated=True, lend_s=40.0).world
     assert shared.to_rollout_s == 6.53
+
+
+def test_a_batch_beside_the_current_one_is_a_staleness_bound_of_1(trace: str):
+    """No more than a batch is ever complete, so its order decides nothing."""
+    names = ("april", "verl-colocate-async", "areal:max_head_offpolicyness=1")
+    alike = [run(prepared(trace, name)) for name in names]
+    assert len({tuple(times(core, Trained)) for core in alike}) == 1
+    wider = run(prepared(trace, "april:over_sampling=3"))
+    assert times(wider, Trained) != times(alike[0], Trained)
+    few = run(prepared(trace, names[2] + ":max_concurrent_rollouts=4"))
+    assert times(few, Trained) != times(alike[0], Trained)
