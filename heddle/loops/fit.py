@@ -59,17 +59,13 @@ def fitted(
 
     samples = given.samples or _samples(min(first.samples, fewest), fewest, rules)
     groups, batches = _batches(first, prompts, lambda groups: list(rules(groups, samples)))
-    chosen = {"samples": samples, "groups": groups, "batches": batches}
-    why = {
-        "samples": f"as prompts have {fewest}",
-        "groups": f"as there are {prompts:,} prompts",
-        "batches": f"as {prompts:,} prompts and the warm-up of these regimes make it",
-    }
-    notes = [
-        f"loop.{key} = {value}, {why[key]}"
-        for key, value in chosen.items()
-        if value != getattr(first, key)
-    ]
+    notes = []
+    if samples != first.samples:
+        notes.append(f"loop.samples = {samples}, as prompts have {fewest}")
+    if groups != first.groups:
+        notes.append(f"loop.groups = {groups}, as there are {prompts:,} prompts")
+    if batches != first.batches:
+        notes.append(f"loop.batches = {batches}, for the warm-up of these regimes")
     made = [replace(each, samples=samples, groups=groups, batches=batches) for each in configs]
     return made, tuple(notes)
 
