@@ -169,12 +169,16 @@ def loop(
     """
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
+    from heddle.loops.fit import fitted
     from heddle.loops.splits import beside_random
+    from heddle.setup import Workspace
 
     config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
     names = [regimes] if isinstance(regimes, str) else list(regimes)
-    return compare_regimes(beside_random([loop_of(config, names, seeds=seeds)]), jobs=jobs)
+    shared = Workspace()
+    tried, notes = fitted([loop_of(config, names, seeds=seeds)], shared)
+    return compare_regimes(beside_random(tried), jobs=jobs, workspace=shared, notes=notes)
 
 
 _COMPARED = ("roles", "jobs", "executor", "workspace", "objective")

@@ -12,6 +12,7 @@ from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import given_keys, replayed, take_replayed
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
+from heddle.cli.tables import warn
 from heddle.config_error import ConfigError
 from heddle_compiled import DISTRIBUTION
 
@@ -106,6 +107,7 @@ def compare(
     with new_comparison_folder(out, config.trace) as folder:
         result = _compared(config, names, out=folder, words=words, **how)
     warn_of_few(result)
+    warn(result.warnings)
     figure = config.report.figure if parts else None
     framework = config.plan.framework
     _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)

@@ -17,8 +17,9 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 @click.command()
 @click.option(
     "--regimes",
-    required=True,
-    help="REGIME[:PARAMETER=VALUE...], separated by commas; `heddle regimes list` lists them",
+    default="sync,one-step-off,areal",
+    show_default=True,
+    help="REGIME[:PARAMETER=VALUE...] or patterns, separated by commas (heddle regimes list)",
 )
 @click.option("--policy", default=None, help="PRESET[+PART...] of rollouts [verl]")
 @click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
@@ -48,8 +49,10 @@ def loop(
 
     A regime says when trajectories start, which of them make a batch, and when weights change. The
     engines generate the trace's trajectories, in batches of loop.groups prompts with loop.samples
-    samples each; the trainer takes the time that published steps took (docs/training-time.md).
-    Times leave out the first batches, until the regime's trajectories are under way.
+    samples each; what [loop] leaves open is what trace and regimes allow, and a regime that cannot
+    take part is left out with its reason. The trainer takes the time that published steps took
+    (docs/training-time.md). Times leave out the first batches, until the regime's trajectories are
+    under way.
 
     --gpus counts all GPUs; the trainer has loop.train_gpus of them, a quarter if nothing is said.
     With loop.colocated, rollout and training have all in turn. Environments, rewards and the
@@ -59,10 +62,12 @@ def loop(
     from heddle.cli.outputs import checked_figure
     from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop
-    from heddle.cli.tables import answer
+    from heddle.cli.tables import answer, warn
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
+    from heddle.loops.fit import fitted, with_trainer
     from heddle.loops.splits import beside_random, splits
+    from heddle.setup import Workspace
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
@@ -70,13 +75,18 @@ def loop(
     config, _ = take_replayed(sources, options, settings, policy__preset=policy)
     figure = checked_figure(config.report.figure)
     config, _ = with_rollout(config, sources, out or Path("runs"))
+    shared = Workspace()
     made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
+    made, trainer = with_trainer(made, shared)
     numbers = swept.get("loop.train_gpus", [made.train_gpus])
     degrees = swept.get("cluster.tp", [config.cluster.tp])
     tried = splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation)
+    tried, notes = fitted(tried, shared)
     with progress("reading", "batches") as bar:
         result = compare_regimes(
             beside_random(tried),
+            workspace=shared,
+            notes=[*trainer, *notes],
             fitting_only=BEST in (numbers, degrees) or speculation is not None,
             objective=config.plan.objective or "makespan",
             jobs=jobs,
@@ -88,13 +98,22 @@ def loop(
         from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, figure)
+    warn(result.warnings)
     answer(result, show_loop, as_json=as_json)
 
 
 def regime_names(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Read `--regimes`; those of [regimes] become REGIME:PARAMETER=VALUE."""
+    """Read `--regimes`; those of [regimes] become REGIME:PARAMETER=VALUE, patterns all they match.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+    from heddle.search.policies import expanded
+    from heddle_core.loop.presets import REGIMES
+
     found = []
-    for name in filter(None, (name.strip() for name in text.split(","))):
+    given = [name for name in (name.strip() for name in text.split(",")) if name]
+    for name in expanded(given, [*REGIMES], "regimes"):
         first, colon, rest = name.partition(":")
         if first in own:
             parameters = {**own[first]}

@@ -47,11 +47,12 @@ def check(name: str) -> None:
     Its parameters are printed, with the batches that [loop] describes.
     """
     from heddle.cli.loop import regime_names
+    from heddle.loops.config import loop_of
     from heddle_core.loop.presets import regime_named
     from heddle_core.loop.regime import BatchShape
 
     config = take_settings(())
-    cluster, loop = config.cluster, config.loop
+    cluster, loop = config.cluster, loop_of(config, [name])
     shape = BatchShape(
         groups=loop.groups,
         samples=loop.samples,

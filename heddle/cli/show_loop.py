@@ -14,8 +14,8 @@ from heddle.comparison.tuning import without_acceptance
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 from heddle.loops.setup import LoopSetup
 
-SHOWN = 8
-"""Rows of a plan at most, and those that were simulated."""
+EQUAL = " at equal data"
+"""What regimes are ranked by: step or dollars over the length bias."""
 
 
 def show_loop(result: LoopComparison) -> None:
@@ -24,7 +24,7 @@ def show_loop(result: LoopComparison) -> None:
     if len(result.tried) > len(result.regimes):
         _tried(result)
     _regimes(result)
-    show_ranking(result.objective, [row.setup.label for row in result.ranking])
+    show_ranking(result.objective, [row.setup.label for row in result.ranking], EQUAL)
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
@@ -54,6 +54,10 @@ def _head(result: LoopComparison) -> None:
         "times only those once the regime's trajectories are under way (measured)"
         + ("; the trace begins again after its last prompt" if again else "")
     )
+    if result.notes:
+        click.echo(f"chosen   {'; '.join(result.notes)}")
+    for name, why in result.left_out.items():
+        click.echo(f"left out {name}: {why}")
     if config.epoch_plan:
         _epochs(first)
     click.echo(
@@ -88,6 +92,7 @@ def _regimes(result: LoopComparison) -> None:
                 f"vs {reference.setup.label}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
                 **_packing(result, row),
                 "samples_per_s": f"{row.samples_per_s:.2f}",
+                "at equal data": f"{row.equal_samples_per_s:.2f}",
                 **costs(row.cost_per_1k_samples, "/1k"),
                 "rollout busy": f"{row.rollout_busy:.2f}",
                 "train busy": f"{row.train_busy:.2f}",

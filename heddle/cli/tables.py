@@ -39,6 +39,12 @@ def answer(found: A, show: Callable[[A], None], *, as_json: bool) -> None:
         show(found)
 
 
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings on standard error, a line each."""
+    for text in warnings:
+        click.echo(f"Warning: {text}", err=True)
+
+
 def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
     """Print a table of rows that are cells by column; a column is there if a row has it."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -135,12 +141,12 @@ def show_verdict(text: str) -> None:
     click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 
-def show_ranking(objective: Objective, names: Sequence[str]) -> None:
+def show_ranking(objective: Objective, names: Sequence[str], of: str = "") -> None:
     """Print the order of two names or more, in lines that a terminal has room for."""
     if len(names) > 1:
         console = Console(highlight=False)
         width = console.width if console.is_terminal else WIDEST
-        text = f"ranking by {objective}: {', '.join(names)}"
+        text = f"ranking by {objective}{of}: {', '.join(names)}"
         click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 

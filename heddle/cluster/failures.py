@@ -1,7 +1,7 @@
 """Reads which simulated engines die, and when."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from heddle.config_error import ConfigError
 
@@ -23,6 +23,19 @@ def faults_of(failures: str) -> tuple[tuple[float, str], ...]:
             raise ValueError(f"failures: {text!r} is not ENGINE@SECONDS, such as e0@120")
         found.append((time_s, engine))
     return tuple(sorted(found))
+
+
+def too_late(failures: str, ends_s: Sequence[float]) -> list[str]:
+    """A warning where failures come after the end of runs, which change nothing there."""
+    late = [(time_s, engine) for time_s, engine in faults_of(failures) if time_s > min(ends_s)]
+    if not late:
+        return []
+    named = ", ".join(f"{engine}@{time_s:g}" for time_s, engine in late)
+    before = [end_s for end_s in ends_s if end_s < late[-1][0]]
+    return [
+        f"cluster.failures: {len(before)} of {len(ends_s)} runs end before {named}, the last of "
+        f"them at {max(before):,.0f} s; a failure after the end changes nothing"
+    ]
 
 
 def check_faults(failures: str, engines: Mapping[str, int]) -> None:

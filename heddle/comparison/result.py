@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
+from heddle.cluster.failures import too_late
 from heddle.cluster.profiles import ClusterProfiles
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import Tuning, Variant
@@ -152,6 +153,12 @@ class Comparison(Answered):
             return None
         return row.throughput_tok_s.mean / baseline.throughput_tok_s.mean
 
+    @property
+    def warnings(self) -> list[str]:
+        """What of the configuration has no effect."""
+        ends_s = [run.summary["makespan_s"] for run in self.runs]
+        return too_late(self.config.cluster.failures, ends_s)
+
     def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
         """As JSON; equal seeds give equal values but for `wall_s` and `run`.
 
@@ -185,6 +192,7 @@ class Comparison(Answered):
             },
             "history": self.history.plain(),
             "prices": self.prices.plain(self.profiles.pools),
+            **({"warnings": self.warnings} if self.warnings else {}),
             "objective": self.objective,
             "ranking": [row.policy for row in self.ranking],
             "bound": {

@@ -13,6 +13,7 @@ from heddle.cost.objective import Objective, check_objective
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.loops.config import LoopConfig
+from heddle.loops.data import UnfitError
 from heddle.loops.measure import LoopFigures, TrainedSample, loop_figures
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
@@ -28,6 +29,7 @@ from heddle_core.events import Event, Trained
 from heddle_core.ids import TrajectoryId
 from heddle_core.journal import Sink
 from heddle_core.loop.controller import LoopController
+from heddle_core.loop.regime import SharedGpusError
 from heddle_rollout.core import RecordedCore
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
@@ -41,12 +43,16 @@ def compare_regimes(
     jobs: int | None = 1,
     executor: ExecutorKind = "processes",
     out: Path | None = None,
+    workspace: Workspace | None = None,
+    notes: Sequence[str] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> LoopComparison:
     """Run each regime of each configuration; these differ in the split of the GPUs, and in TP.
 
-    Seeds are `config.run.seed` and on. With `fitting_only`, configurations are left out whose
-    trainer does not fit into memory, or whose engines do not hold the contexts, unless none fits. A
+    Seeds are `config.run.seed` and on. A regime that cannot take part is left out, with its reason,
+    unless none can. With `fitting_only`, configurations are left out whose trainer does not fit
+    into memory, or whose engines do not hold the contexts, unless none fits. `notes` go into the
+    result. A
     policy that plans its engines runs once for each split and number of running steps. `objective`
     says which setting of a regime is its best, and how regimes rank. `jobs` is the number of
     processes, which changes no result; None: as many as are useful. With `executor` ``ray``, runs
@@ -58,8 +64,8 @@ def compare_regimes(
         WorkerError: a process of `jobs` was killed.
         KeyboardInterrupt: a signal ended the comparison.
     """
-    shared = Workspace()
-    setups = _prepared(configs, shared, fitting_only)
+    shared = Workspace() if workspace is None else workspace
+    setups, left_out = _prepared(configs, shared, fitting_only)
     for setup in setups:
         check_objective(objective, setup.prices, setup.gpus_by_class)
     todo = [
@@ -82,7 +88,7 @@ def compare_regimes(
         )
     )
     rows = tuple(_row(setup, islice(done, setup.config.seeds)) for setup in setups)
-    return LoopComparison(tried=rows, objective=objective)
+    return LoopComparison(tried=rows, objective=objective, left_out=left_out, notes=tuple(notes))
 
 
 def _row(setup: LoopSetup, runs: Iterable[tuple[LoopFigures, float, float]]) -> RegimeResult:
@@ -101,17 +107,15 @@ def _steps(setups: Sequence[LoopSetup]) -> int:
 
 def _prepared(
     configs: Sequence[LoopConfig], workspace: Workspace, fitting_only: bool
-) -> list[LoopSetup]:
-    """The loops to run, with the first seed."""
+) -> tuple[list[LoopSetup], dict[str, str]]:
+    """The loops to run, with the first seed, and why other regimes are left out."""
     setups: list[LoopSetup] = []
     failed: dict[str, ValueError] = {}
     for config in configs:
         for name in config.regimes:
             try:
                 setups.append(prepare_loop(config, name, workspace=workspace))
-            except (TrainingError, CapacityError) as error:
-                if not fitting_only:
-                    raise
+            except (TrainingError, CapacityError, UnfitError, SharedGpusError) as error:
                 failed[name] = error
     first = configs[0]
     if first.switch_failure_rate and setups and all(s.regime.split.hybrid is None for s in setups):
@@ -120,11 +124,13 @@ def _prepared(
             f"{', '.join(first.regimes)} has none of: leave it out, or add libra or "
             "verl-separate-async"
         )
+    names = {setup.name for setup in setups}
     for name, failure in failed.items():
-        if all(setup.name != name for setup in setups):
+        if not names or (name in names and not fitting_only):
             raise failure
     planned = {_split(s): s for s in reversed(setups) if plans(s)}
-    return [s for s in setups if not plans(s) or planned[_split(s)] is s]
+    left_out = {name: str(error) for name, error in failed.items() if name not in names}
+    return [s for s in setups if not plans(s) or planned[_split(s)] is s], left_out
 
 
 def _split(setup: LoopSetup) -> tuple[str, int, int, str]:

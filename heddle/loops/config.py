@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from heddle.bounds import Bounds
 from heddle.config import RunConfig
 from heddle.config_error import require
-from heddle.loops.settings import LoopSettings
+from heddle.loops.settings import MOST_BATCHES, LoopSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,9 @@ class LoopConfig(LoopSettings):
 
     run: RunConfig
     regimes: tuple[str, ...]
+    batches: Annotated[int, Bounds(2, MOST_BATCHES)] = 10
+    groups: Annotated[int, Bounds(1)] = 32
+    samples: Annotated[int, Bounds(1)] = 16
     train_gpus: Annotated[int, Bounds(1)] = 8
     """GPUs of the trainer; those of the engines if they share them."""
     seeds: int = 1
@@ -48,12 +51,16 @@ class LoopConfig(LoopSettings):
 
 
 def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int = 1) -> LoopConfig:
-    """Return the loop that a configuration's `[loop]` says.
+    """Return the loop that a configuration's `[loop]` says, with usual values for what it leaves
+    open (`heddle.loops.fit`).
 
     Raises:
         ConfigError: a value does not fit the others.
     """
     given = {each.name: getattr(run.loop, each.name) for each in fields(LoopSettings)}
+    for name in ("batches", "groups", "samples"):
+        if given[name] is None:
+            del given[name]
     if run.loop.train_gpus is None:
         given["train_gpus"] = max(1, (run.cluster.gpus - run.loop.reward_gpus) // 4)
     return LoopConfig(run=run, regimes=tuple(regimes), seeds=seeds, **given)

@@ -19,6 +19,10 @@ LEAST_MEASURED = 2
 """Steps that times are means of, at least."""
 
 
+class UnfitError(ConfigError):
+    """Batches that a regime cannot have on this trace, where others may."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """The prompts of a trace, with the scripts of their samples."""
@@ -82,25 +86,36 @@ class DataSet:
         return scripts[sample + epoch % self.cycle * (self.samples or 0)]
 
 
+def least_batches(regime: Regime) -> int:
+    """Batches of which enough are measured."""
+    every = regime.update.every
+    return regime.warm_up_batches + every * -(-LEAST_MEASURED // every)
+
+
 def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
-    """Refuse prompts with too few samples, too few of them, and too few batches to measure."""
+    """Refuse prompts with too few samples, too few of them, and too few batches to measure.
+
+    Raises:
+        UnfitError: the regime cannot have such batches.
+        ConfigError: a prompt's name cannot be repeated.
+    """
     samples = regime.started_samples
     small = [group for group, scripts in data.groups.items() if len(scripts) < samples]
     if small:
         extra = regime.sampling.extra_samples
         beside = f" and {extra} beside them" if extra else ""
-        raise ConfigError(
+        raise UnfitError(
             f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
             f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
             f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
             "trace with `heddle trace resample`"
         )
-    warm_up, every = regime.warm_up_batches, regime.update.every
-    least = warm_up + every * -(-LEAST_MEASURED // every)
+    least = least_batches(regime)
     if config.batches < least:
-        raise ConfigError(
-            f"regime {name} has all of its trajectories under way after step {warm_up}, and later "
-            f"ones are measured: take loop.batches = {least} or more"
+        raise UnfitError(
+            f"regime {name} has all of its trajectories under way after step "
+            f"{regime.warm_up_batches}, and later ones are measured: take loop.batches = {least} "
+            "or more"
         )
     repeated = [group for group in data.groups if re.search(rf"{EPOCH}\d+$", group)]
     if repeated:

@@ -32,10 +32,25 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
         )
     for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
         if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
-            flag = "--gpus" if config.colocated else "loop.train_gpus"
             needed = str(found).partition(";")[0]
-            raise TrainingMemoryError(f"{needed}; {flag} = {more} would do")
+            raise TrainingMemoryError(f"{needed}; {_remedy(config, gpus, more)} would do")
     raise found
+
+
+def _remedy(config: LoopConfig, gpus: int, more: int) -> str:
+    """What gives a trainer of `gpus` so many `more`."""
+    every = config.run.cluster.gpus + gpus
+    if config.colocated:
+        return f"--gpus = {more}"
+    if more < every:
+        return f"loop.train_gpus = {more}"
+    shared = ", or loop.colocated = true," if more == every else ""
+    return f"--gpus = {2 * more}{shared}"
+
+
+def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
+    """Whether a trainer of so many GPUs holds a step."""
+    return isinstance(_first_fitting(config, gpus, longest, 0), TrainLayout)
 
 
 def _first_fitting(

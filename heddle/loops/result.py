@@ -1,11 +1,12 @@
 """What several regimes reached on one trace and cluster: figures, and the JSON of them."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
+from heddle.cluster.failures import too_late
 from heddle.comparison.estimates import Estimate
 from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
@@ -97,6 +98,18 @@ class RegimeResult:
         """All GPUs, for as long as a thousand samples take."""
         return self.setup.cost(1000.0 / self.samples_per_s)
 
+    @property
+    def equal_samples_per_s(self) -> float:
+        """Trained samples a second, each counted by its output tokens over those of a started one.
+
+        Samples that are shorter than those of the data set are less work, and less data.
+        """
+        return self.samples_per_s * self.length_bias
+
+    def equal_value(self, objective: Objective) -> float:
+        """`value` for as many tokens as samples of the data set have."""
+        return self.value(objective) / self.length_bias
+
     def value(self, objective: Objective) -> float:
         """What the objective makes least: seconds of a step, or dollars of a thousand samples."""
         return objective_value(objective, self.step_s.mean, self.cost_per_1k_samples)
@@ -155,6 +168,7 @@ class RegimeResult:
             "step_s": self.step_s.plain(),
             "measured_steps": len(self.runs[0].step_s),
             "samples_per_s": self.samples_per_s,
+            "equal_samples_per_s": self.equal_samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "gpu_hours_per_1k_samples": cost.gpu_hours,
             "dollars_per_1k_samples": cost.dollars,
@@ -190,6 +204,10 @@ class LoopComparison(Tabled):
     tried: tuple[RegimeResult, ...]
     """Every regime at every split of the GPUs and TP degree."""
     objective: Objective = "makespan"
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Regimes that cannot take part, and why."""
+    notes: tuple[str, ...] = ()
+    """What was chosen where the configuration leaves it open."""
 
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
@@ -198,8 +216,24 @@ class LoopComparison(Tabled):
 
     @property
     def ranking(self) -> tuple[RegimeResult, ...]:
-        """`regimes` by the objective; equals in their order."""
-        return ranked(self.regimes, self.objective)
+        """`regimes` by the objective at equal data (`RegimeResult.equal_value`); equals in their
+        order."""
+        return tuple(sorted(self.regimes, key=lambda row: row.equal_value(self.objective)))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What has no effect, and where a ranking that does not look at the data would differ."""
+        ends_s = [run.duration_s for row in self.tried for run in row.runs]
+        found = too_late(self.tried[0].setup.config.run.cluster.failures, ends_s)
+        plainly = ranked(self.regimes, self.objective)
+        if any(a is not b for a, b in zip(plainly, self.ranking, strict=True)):
+            names = ", ".join(
+                f"{row.setup.label} ({row.length_bias:.2f} of the length, "
+                f"{row.wasted_share:.0%} wasted)"
+                for row in plainly
+            )
+            found.append(f"by {self.objective} per sample, of any length, the order is {names}")
+        return found
 
     @property
     def best(self) -> RegimeResult:
@@ -216,8 +250,9 @@ class LoopComparison(Tabled):
             f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
         )
         if others:
-            more = others[0].step_s.mean / best.step_s.mean - 1.0
-            text += f", {more * 100.0:.0f} % faster than the next best, {others[0].setup.label}"
+            more = others[0].equal_value("makespan") / best.equal_value("makespan") - 1.0
+            text += f", at equal data {more * 100.0:.0f} % faster than the next best, "
+            text += others[0].setup.label
         gain = self.packing_gain(best)
         if gain is not None:
             text += f"; in random order its prompts take {gain:.2f} times as long"
@@ -275,6 +310,9 @@ class LoopComparison(Tabled):
             "batch": {"groups": config.groups, "samples": config.samples},
             "steps": config.batches,
             "prices": first.prices.plain(first.gpus_by_class),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"notes": list(self.notes)} if self.notes else {}),
+            **({"warnings": self.warnings} if self.warnings else {}),
             "objective": self.objective,
             "ranking": [row.setup.label for row in self.ranking],
             "regimes": [

@@ -23,19 +23,19 @@ MOST_PASSES = 10_000
 class LoopSettings:
     """An RL loop; only `heddle loop` and `heddle plan --regimes` read this."""
 
-    batches: Annotated[int, Bounds(2, MOST_BATCHES)] = 10
-    """Batches to train; the first is not measured."""
-    groups: Annotated[int, Bounds(1)] = 32
-    """Prompts of a batch."""
-    samples: Annotated[int, Bounds(1)] = 16
-    """Trained samples of a prompt."""
+    batches: Annotated[int | None, Bounds(2, MOST_BATCHES)] = None
+    """Batches to train; the first is not measured. None: 10, or as many as the regimes need."""
+    groups: Annotated[int | None, Bounds(1)] = None
+    """Prompts of a batch. None: 32, or what the trace has."""
+    samples: Annotated[int | None, Bounds(1)] = None
+    """Trained samples of a prompt. None: 16, or what the trace has."""
     repeat: bool | None = None
     """Begin the trace again after its last prompt. None: where it has too few, which is said."""
     epoch_plan: str = ""
     """Prompts that share a batch, by mean length in `history`: `random`; `sorted`, batches of like
     length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""
     train_gpus: Annotated[int | None, Bounds(1)] = None
-    """GPUs of the trainer; the engines have the others. None: a quarter of all."""
+    """GPUs of the trainer; the engines have the others. None: a quarter, or what holds a step."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
@@ -85,6 +85,10 @@ class LoopSettings:
     """Until a failed reward is noticed; None: the time of a reward."""
     reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
+    lend_s: Annotated[float, Bounds(0, below=1e9)] = 10.8
+    """Until GPUs of a trainer or a pool generate. Libra, arXiv 2606.03077: Qwen3-14B on A800."""
+    return_s: Annotated[float, Bounds(0, below=1e9)] = 8.0
+    """The way back, likewise: 3.6 s for a snapshot, 4.4 s to fetch the trainer's state."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None

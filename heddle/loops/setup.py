@@ -7,7 +7,7 @@ from heddle import policy_inputs
 from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, check_data, check_packing, check_recorded
+from heddle.loops.data import DataSet, UnfitError, check_data, check_packing, check_recorded
 from heddle.loops.layout import fitting_layout
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
@@ -190,7 +190,7 @@ def prepare_loop(
     check_recorded(config, run.workload.scripts)
     check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
-        raise ConfigError(
+        raise UnfitError(
             f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
             f"{config.optimizer_steps} needs new weights between its parts: give "
             "accumulate_from=0, or loop.optimizer_steps = 1"
@@ -234,6 +234,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
             samples=config.samples,
             slots=cluster.engine_count * cluster.max_running,
             colocated=config.colocated,
+            train_gpus=config.trainer_gpus,
         ),
     )
 
@@ -340,7 +341,7 @@ def _world(
     if config.colocated:
         to_training_s, to_rollout_s = SLEEP_S, WAKE_S
     elif regime.split.hybrid is not None:
-        to_training_s, to_rollout_s = JOIN_S, LEND_S
+        to_training_s, to_rollout_s = config.return_s, config.lend_s
     return LoopWorld(
         script=data.script,
         train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s,
@@ -363,8 +364,3 @@ def _world(
 SLEEP_S, WAKE_S = 0.31, 6.53
 """Colocated engines that drop their weights and get them back: vLLM's sleep level 2, published for
 an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
-
-
-LEND_S, JOIN_S = 10.8, 8.0
-"""A trainer's GPUs that start to generate, and the way back: published by Libra for Qwen3-14B on
-A800 (arXiv 2606.03077; 3.6 s of the way back are a snapshot, 4.4 s fetch the trainer's state)."""

@@ -16,7 +16,8 @@ from heddle.cost.prices import Prices
 from heddle.executor import Report
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, packs
+from heddle.loops.data import DataSet, UnfitError, packs
+from heddle.loops.fit import fitted
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, splits
@@ -95,6 +96,7 @@ def search_loops(
     began_s = time.monotonic()
     shared = Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
+    (config,), _ = fitted([config], shared)
     found = _Loops(config, names, shared)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
@@ -176,7 +178,7 @@ class _Loops:
                     self._setups[new] = prepare_loop(
                         on_loop(new, self._config), regime, workspace=self._workspace
                     )
-                except (TrainingError, CapacityError) as error:
+                except (TrainingError, CapacityError, UnfitError) as error:
                     failed = error
                 else:
                     made.append(new)
@@ -206,7 +208,7 @@ class _Loops:
                 self._setups[candidate] = prepare_loop(
                     on_loop(candidate, self._config), candidate.regime, workspace=self._workspace
                 )
-            except (TrainingError, CapacityError):
+            except (TrainingError, CapacityError, UnfitError):
                 self._setups[candidate] = None
         setup = self._setups[candidate]
         return setup is not None and setup.run.workload.trajectories == self.workload.trajectories

@@ -39,22 +39,31 @@ def matching(names: Sequence[str], config: RunConfig) -> list[str]:
     Raises:
         ConfigError: a pattern matches none.
     """
+    return expanded(names, shipped(config), "policies")
+
+
+def expanded(names: Sequence[str], known: Sequence[str], kind: str) -> list[str]:
+    """Names, and the `known` ones that patterns match, likewise; `kind`, ``policies`` or such.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
     found: list[str] = []
     by_pattern: set[str] = set()
     for name in names:
         if not is_pattern(name):
             found += [] if name in by_pattern else [name]
             continue
-        matched = [p for p in shipped(config) if name == _ALL or fnmatchcase(p, name)]
+        matched = [each for each in known if name == _ALL or fnmatchcase(each, name)]
         if not matched:
             plain = "".join(c for c in name if c not in "*?[]")
-            near = get_close_matches(plain, PRESETS, n=1)
+            near = get_close_matches(plain, known, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"--policies {name}: no shipped policy matches it; {hint}"
-                "heddle policies list has all"
+                f"--{kind} {name}: none of the shipped {kind} matches it; {hint}"
+                f"heddle {kind} list has all"
             )
-        new = [policy for policy in matched if policy not in found]
+        new = [each for each in matched if each not in found]
         found += new
         by_pattern |= set(new)
     return found

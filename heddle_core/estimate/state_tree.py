@@ -78,9 +78,9 @@ class StateTree:
         path.made.append(made)
 
     def end(self, trajectory: TrajectoryId, group: GroupId, total: int) -> EndedPath | None:
-        """Forget a path and insert it; None for a trajectory that made nothing."""
-        path = self._paths.pop(trajectory, Path())
-        if total == 0:
+        """Forget a path and insert it; None for a trajectory without output or tool results."""
+        path = self._paths.pop(trajectory, None)
+        if path is None or total == 0:
             return None
         ended = EndedPath(group, path.states, [total, *(total - made for made in path.made)])
         self.insert(ended)

@@ -242,6 +242,9 @@ class LoopController:
                     if other.phase != "scored":
                         self._discard(other, out)
                 sample.group.seconds = self._now_s - sample.group.started_s
+                most = self.regime.batching.most_complete
+                if most is not None and len(self.groups.complete) > most:
+                    self._drop(next(iter(self.groups.complete.values())), out)
 
     def _replace(self, failed: GroupSample, out: list[Command]) -> None:
         """Start a failed sample again if its group needs it, unless too many of it have failed."""

@@ -17,6 +17,7 @@ from heddle_core.loop.regime import (
     Regime,
     RegimeError,
     Sampling,
+    SharedGpusError,
     Split,
     Staleness,
     Update,
@@ -92,11 +93,20 @@ def areal(
     )
 
 
-def pipelinerl(shape: BatchShape, *, attempts_in_flight: int = 0) -> Regime:
-    """PipelineRL: weights change in flight, with the KV kept; no bound on the staleness.
+def pipelinerl(
+    shape: BatchShape,
+    *,
+    attempts_in_flight: int = 0,
+    ring_buffer_size: int = 128,
+    max_ready_samples_per_lead: int = 64,
+) -> Regime:
+    """PipelineRL: weights change in flight, with the KV kept; the newest samples are trained.
 
-    `attempts_in_flight` counts trajectories; 0: as many as the engines have slots.
+    `attempts_in_flight` counts trajectories; 0: as many as the engines have slots. Of complete
+    samples `ring_buffer_size`, and `max_ready_samples_per_lead` for each GPU of the trainer, wait
+    for it, a batch at least; new ones replace the oldest.
     """
+    waiting = ring_buffer_size + max_ready_samples_per_lead * shape.train_gpus
     return Regime(
         shape.groups,
         shape.samples,
@@ -105,7 +115,10 @@ def pipelinerl(shape: BatchShape, *, attempts_in_flight: int = 0) -> Regime:
             late="train",
             max_concurrent=attempts_in_flight or max(shape.slots, shape.samples),
         ),
-        batching=Batching(order="first_finished"),
+        batching=Batching(
+            order="first_finished",
+            most_complete=max(shape.groups, waiting // shape.samples),
+        ),
         update=Update(mode="in_flight", keep_kv=True),
     )
 
@@ -344,7 +357,7 @@ def regime_named(text: str, shape: BatchShape) -> Regime:
             raise RegimeError(f"regime {name}: {key} is given twice")
         given[key] = _value(name, key, value, type(known[key]))
     if shape.colocated and not preset.can_share_gpus:
-        raise RegimeError(
+        raise SharedGpusError(
             f"regime {name} generates while it trains, so the two need GPUs of their own: leave "
             "out loop.colocated"
         )

@@ -24,6 +24,10 @@ class RegimeError(ValueError):
     """A regime that contradicts itself or its batch; the message names the parameter."""
 
 
+class SharedGpusError(RegimeError):
+    """A regime whose rollout and training cannot have the same GPUs in turn."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchShape:
     """What a regime is made for."""
@@ -35,6 +39,7 @@ class BatchShape:
     slots: int
     """Steps that the rollout engines run at once, all together."""
     colocated: bool
+    train_gpus: int = 1
 
     @property
     def most_concurrent(self) -> int:
@@ -85,6 +90,9 @@ class Batching:
     accumulate_from: int | None = None
     """Complete groups from which on the trainer computes gradients before a batch is complete;
     None: it waits for the batch. One optimizer step sums them, so the batch stays the same."""
+    most_complete: int | None = None
+    """Complete groups that wait for training; the first of them is discarded where one more
+    completes. None: any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +163,11 @@ class Regime:
         _require(
             staleness.counted_by != "nothing" or most is not None,
             "without a limit by version or batch, max_concurrent must be given",
+        )
+        waiting = self.batching.most_complete
+        _require(
+            waiting is None or waiting >= self.groups,
+            f"most_complete must be {self.groups} or more, so that a batch can wait, not {waiting}",
         )
         carries = self.batching.rest == "keep"
         overlapping = (

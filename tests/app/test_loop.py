@@ -313,3 +313,18 @@ def test_a_short_trace_begins_again_and_it_is_said(heddle: Heddle, prompts: str)
     assert shown.exit_code == 0, shown.output
     assert "5 steps" in shown.output
     assert "the trace begins again after its last prompt" in " ".join(shown.output.split())
+
+
+def test_failures_after_the_end_are_said(heddle: Heddle, prompts: str):
+    late = 'cluster.failures="e0@1,e1@90000"'
+    said = r"1 of 1 runs end before e1@90000, the last of them at [\d,]+ s"
+    for command in (("loop", "--regimes", "sync", *SMALL), ("compare", "--policies", "verl")):
+        name, *options = command
+        gpus = () if name == "loop" else ("--model", "qwen3-8b", "--gpus", "2")
+        shown = heddle(name, prompts, *options, *gpus, "--set", late, "--json")
+        assert shown.exit_code == 0, shown.output
+        (warning,) = json.loads(shown.stdout)["warnings"]
+        assert re.search(said, warning), warning
+        assert f"Warning: {warning}" in " ".join(shown.stderr.split())
+        early = heddle(name, prompts, *options, *gpus, "--set", "cluster.failures=e0@1", "--json")
+        assert "warnings" not in json.loads(early.stdout)

@@ -243,7 +243,8 @@ def test_it_stays_on_its_engine_until_its_bucket_changes_and_is_placed_once():
     [
         ([(4, 0), (2, 0), (1, 9), (1, 8)], "e3"),  # the least loaded of the first degree
         ([(4, 0), (2, 5), (1, 10), (1, 11)], "e1"),  # at the limit: the next degree
-        ([(4, 3), (8, 2), (2, 10), (1, 10)], "e1"),  # then any other, the least loaded
+        ([(8, 2), (4, 3), (2, 10), (1, 10)], "e1"),  # then the other buckets', by degree
+        ([(16, 2), (16, 1), (8, 10), (1, 10)], "e1"),  # then any other, the least loaded
     ],
 )
 def test_engines_of_a_bucket_by_degree_then_by_load_below_the_limit(loads, chosen):
@@ -267,6 +268,28 @@ def test_where_all_are_full_a_new_one_waits_and_one_with_a_home_stays():
 def test_the_release_exceeds_the_limit_on_the_least_loaded_engine():
     buckets = Buckets(buckets=TINY, queue_limit=10, exceed_limit=True)
     assert buckets.place(member("a"), engines((1, 12), (4, 11))) == "e1"
+
+
+def test_a_full_long_bucket_falls_back_from_the_short_degrees_on():
+    """As `_bucket_rules` and `_try_select` of Libra's cmlfq_scheduler.py: TP 1 before TP 2."""
+    buckets = Buckets(buckets=TINY, queue_limit=10)
+    run(buckets, "x", ("sh", 10), ("", 500))
+    t = member("a")
+    t.home, t.output_tokens = EngineId("e0"), 10
+    buckets.observe_tool(t, returned(t))
+    assert buckets.bucket(t) == 1
+    assert buckets.place(t, engines((4, 10), (8, 11), (2, 0), (1, 9))) == "e3"
+
+
+def test_a_trajectory_without_tool_results_does_not_enter_the_tree():
+    """As `finish_request` of Libra's cmlfq_scheduler.py."""
+    buckets = Buckets(buckets=TINY)
+    run(buckets, "plain", ("", 900))
+    assert after(buckets, "first", ("sh", 10)) == 0
+    run(buckets, "tools", ("sh", 10), ("", 500))
+    run(buckets, "plain again", ("", 1))
+    node, _ = buckets._tree.deepest(TrajectoryId("new"), GroupId("g"))
+    assert (node.visits, node.mean) == (1, 510.0)
 
 
 # -- 5: rebuilds ---------------------------------------------------------------------------------
@@ -337,7 +360,7 @@ class PlainCmlfq:
 
     def ends(self, name: str, group: str, total: int) -> None:
         states, made = self.paths.pop(name, ([], []))
-        if total:
+        if total and states:
             self.ended.append((group, states, made, total))
 
 

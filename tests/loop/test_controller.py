@@ -58,6 +58,7 @@ def any_regime(random_: random.Random) -> Regime:
                     order=random_.choice(("oldest", "first_finished")),
                     rest=random_.choice(("keep", "cancel", "defer")),
                     accumulate_from=random_.choice((None, None, 1, 2)),
+                    most_complete=random_.choice((None, None, 4)),
                 ),
                 update=Update(
                     mode=random_.choice(("drain", "interrupt", "in_flight")),
@@ -390,3 +391,27 @@ def test_a_ratio_below_a_batch_is_not_raised_by_calm_steps():
     for _ in range(4):
         rule.lends(_step())
     assert rule.ratio == 0.4
+
+
+def test_the_oldest_complete_groups_make_room_for_new_ones():
+    """PipelineRL's ring: 4 + 2 samples wait, three groups of two."""
+    text = "pipelinerl:ring_buffer_size=4:max_ready_samples_per_lead=2"
+    regime = regime_named(text, shape())
+    assert regime.batching.most_complete == 3
+    assert regime_named("pipelinerl", shape()).batching.most_complete == (128 + 64) // 2
+    world = HostileWorld(regime, 4, batches=3, failures=0.0)
+    world.deliver(LoopStarted(time_s=0.0))
+    completed: list[str] = []
+    while len(completed) < 9:
+        event = next(_but(Trained, world.due))
+        world.due.remove(event)
+        if world.still_possible(event):
+            world.deliver(event)
+        completed += [g for g in world.core.groups.complete if g not in completed]
+        assert len(world.core.groups.complete) <= 3
+    assert list(world.core.groups.complete) == completed[-3:]
+    assert world.core.groups.dropped > 0
+    world.run()
+    assert len(world.trained) == 3
+    with pytest.raises(RegimeError, match="most_complete must be 3 or more"):
+        replace(regime, batching=Batching(most_complete=2))

@@ -533,3 +533,57 @@ def test_engines_on_lent_gpus_share_the_trajectories_evenly(trace: str):
                     members[engine] = members.get(engine, 0) + 1
     assert len(members) == 4
     assert 3 * min(members.values()) >= max(members.values()), members
+
+
+def test_regimes_rank_by_tokens_of_like_lengths(trace: str):
+    """A regime that drops long trajectories has quicker batches, and less data in each."""
+    result = compare_regimes([config(trace, "sync", "one-step-off")])
+    sync, _ = result.tried
+    assert not result.warnings
+    (run_,) = sync.runs
+    quicker = tuple(0.8 * seconds for seconds in run_.step_s)
+    short = replace(run_, step_s=quicker, mean_trained_tokens=0.7 * run_.mean_trained_tokens)
+    step = replace(sync.step_s, mean=0.8 * sync.step_s.mean)
+    short_row = replace(sync, runs=(short,), step_s=step, setup=replace(sync.setup, name="short"))
+    assert short_row.equal_samples_per_s == pytest.approx(sync.samples_per_s * 0.7 / 0.8)
+    turned = replace(result, tried=(short_row, sync))
+    assert [row.setup.name for row in turned.ranking] == ["sync", "short"]
+    assert turned.warnings == [
+        "by makespan per sample, of any length, the order is short (0.70 of the length, 0% "
+        "wasted), sync (1.00 of the length, 0% wasted)"
+    ]
+    assert turned.verdict.endswith("at equal data 14 % faster than the next best, short.")
+    by_cost = replace(turned, objective="cost")
+    assert [row.setup.name for row in by_cost.ranking] == ["sync", "short"]
+    assert turned.plain()["warnings"] == turned.warnings
+
+
+def test_the_times_of_lending_gpus_are_keys(trace: str):
+    world = prepared(trace, SMALL["libra"]).world
+    assert (world.to_rollout_s, world.to_training_s) == (10.8, 8.0)
+    name = SMALL["verl-separate-async"]
+    slow = prepared(trace, name, lend_s=40.0, return_s=30.0)
+    assert (slow.world.to_rollout_s, slow.world.to_training_s) == (40.0, 30.0)
+    core = run(slow)
+    asked = {"rollout": 40.0, "training": 30.0}
+    began: dict[str, float] = {}
+    moves = 0
+    for event, commands in core.entries:
+        if isinstance(event, GpusAssigned):
+            assert event.time_s - began[event.role] == pytest.approx(asked[event.role])
+            moves += 1
+        began |= {c.role: event.time_s for c in commands if isinstance(c, AssignGpus)}
+    assert moves
+    shared = prepared(trace, "sync", colocated=True, lend_s=40.0).world
+    assert shared.to_rollout_s == 6.53
+
+
+def test_a_batch_beside_the_current_one_is_a_staleness_bound_of_1(trace: str):
+    """No more than a batch is ever complete, so its order decides nothing."""
+    names = ("april", "verl-colocate-async", "areal:max_head_offpolicyness=1")
+    alike = [run(prepared(trace, name)) for name in names]
+    assert len({tuple(times(core, Trained)) for core in alike}) == 1
+    wider = run(prepared(trace, "april:over_sampling=3"))
+    assert times(wider, Trained) != times(alike[0], Trained)
+    few = run(prepared(trace, names[2] + ":max_concurrent_rollouts=4"))
+    assert times(few, Trained) != times(alike[0], Trained)

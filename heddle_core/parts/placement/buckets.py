@@ -44,7 +44,8 @@ class Buckets(OneByOne):
     same bucket and it is in another. Otherwise it stays on its engine.
 
     Inside a bucket: of the engines of its first TP degree the one with the fewest steps in flight,
-    if these are fewer than `queue_limit`; then those of its further degrees; then any others. Where
+    if these are fewer than `queue_limit`; then those of its further degrees; then those of the
+    other buckets, degree by degree from the first bucket on; then any others. Where
     all have reached the limit, a trajectory with a home stays there, and one without waits for the
     first engine below it. With `exceed_limit` both go to the fewest in flight of all engines.
 
@@ -143,7 +144,8 @@ class Buckets(OneByOne):
         if fewest.in_flight >= self._queue_limit:
             return fewest.id if self._exceed_limit else None
         free = [e for e in view.engines if e.in_flight < self._queue_limit]
-        for tp in bucket.tps:
+        others = (tp for each in self._buckets if each is not bucket for tp in each.tps)
+        for tp in (*bucket.tps, *others):
             preferred = [e for e in free if e.shape.tp == tp]
             if preferred:
                 return min(preferred, key=_in_flight).id

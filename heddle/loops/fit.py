@@ -1,0 +1,95 @@
+"""What `[loop]` leaves open, chosen so that trace and regimes can do with it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from heddle.loops.config import LoopConfig
+from heddle.loops.data import DataSet, least_batches
+from heddle.loops.layout import fits
+from heddle.loops.setup import regime_of
+from heddle.setup import Workspace
+from heddle_core.loop.regime import Regime, SharedGpusError
+
+
+def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, tuple[str, ...]]:
+    """The loop with the fewest GPUs of its trainer, from a quarter on, that hold a step; and that
+    number in words, where it is another.
+
+    `config.run.cluster.gpus` are all GPUs. A number that is given stays, and so does a quarter
+    where none fits.
+
+    Raises:
+        ValueError: one of the packages' errors for a bad trace, model or GPU class.
+    """
+    cluster = config.run.cluster
+    if config.run.loop.train_gpus is not None or config.colocated or cluster.roles:
+        return config, ()
+    scripts, _ = workspace.completed(config.run)
+    longest, each = int(scripts.largest_context().max()), cluster.tp * cluster.attention_dp
+    gpus = cluster.gpus - config.reward_gpus
+    whole = [n for n in range(config.train_gpus, gpus) if (gpus - n) % each == 0]
+    found = next((n for n in whole if fits(config, n, longest)), config.train_gpus)
+    if found == config.train_gpus:
+        return config, ()
+    return replace(config, train_gpus=found), (f"loop.train_gpus = {found}, to hold a step",)
+
+
+def fitted(
+    configs: Sequence[LoopConfig], workspace: Workspace
+) -> tuple[list[LoopConfig], tuple[str, ...]]:
+    """The loops, which differ in their GPUs, with batches that the trace has for all regimes.
+
+    What `[loop]` gives stays. The second are the values that are not the usual ones, in words.
+
+    Raises:
+        ValueError: one of the packages' errors for a bad trace or regime.
+    """
+    first = configs[0]
+    given = first.run.loop
+    scripts, _ = workspace.completed(first.run)
+    data = DataSet.of(scripts)
+    fewest, prompts = min(map(len, data.groups.values())), len(data.groups)
+
+    def rules(groups: int, samples: int) -> Iterator[Regime]:
+        for config in configs:
+            for name in config.regimes:
+                with suppress(SharedGpusError):
+                    yield regime_of(replace(config, groups=groups, samples=samples), name)
+
+    samples = given.samples or _samples(min(first.samples, fewest), fewest, rules)
+    groups, batches = _batches(first, prompts, lambda groups: list(rules(groups, samples)))
+    notes = []
+    if samples != first.samples:
+        notes.append(f"loop.samples = {samples}, as prompts have {fewest}")
+    if groups != first.groups:
+        notes.append(f"loop.groups = {groups}, as there are {prompts:,} prompts")
+    if batches != first.batches:
+        notes.append(f"loop.batches = {batches}, for the warm-up of these regimes")
+    made = [replace(each, samples=samples, groups=groups, batches=batches) for each in configs]
+    return made, tuple(notes)
+
+
+def _samples(most: int, fewest: int, rules: Callable[[int, int], Iterator[Regime]]) -> int:
+    """The most trained samples with which every regime has those that it starts."""
+    for samples in range(most, 0, -1):
+        if all(rule.started_samples <= fewest for rule in rules(1, samples)):
+            return samples
+    return most
+
+
+def _batches(
+    config: LoopConfig, prompts: int, rules: Callable[[int], Sequence[Regime]]
+) -> tuple[int, int]:
+    """Groups of a batch, and batches."""
+    given, plan = config.run.loop, config.packing()
+    usual = [given.groups] if given.groups else range(min(config.groups, prompts), 0, -1)
+    if not given.groups and plan is not None and plan.packed:
+        usual = [groups for groups in usual if prompts % groups == 0]
+    for groups in usual:
+        least = max(map(least_batches, rules(groups)), default=0)
+        batches = given.batches or max(config.batches, least)
+        if config.repeat is not False or groups * batches <= prompts:
+            return groups, batches
+    batches = given.batches or max(least, min(config.batches, prompts // groups))
+    return groups, batches
