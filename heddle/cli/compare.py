@@ -12,7 +12,6 @@ from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import given_keys, replayed, take_replayed
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
-from heddle.cli.tables import warn
 from heddle.config_error import ConfigError
 from heddle_compiled import DISTRIBUTION
 
@@ -106,8 +105,7 @@ def compare(
     how |= {"seeds": seeds, "jobs": jobs, "config_text": text}
     with new_comparison_folder(out, config.trace) as folder:
         result = _compared(config, names, out=folder, words=words, **how)
-    warn_of_few(result)
-    warn(result.warnings)
+    _warn(result)
     figure = config.report.figure if parts else None
     framework = config.plan.framework
     _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)
@@ -148,8 +146,11 @@ def _compared(
     return result
 
 
-def warn_of_few(result: "Comparison") -> None:
-    """Warn where the engines have too few trajectories each for a comparison of policies."""
+def _warn(result: "Comparison") -> None:
+    """Print its warnings, one where engines have too few trajectories each among them."""
+    from heddle.cli.tables import warn
+
+    warn(result.warnings)
     rows = [row.variant for row in result.best_rows]
     # A planner may start fewer engines than the cluster's TP degree makes.
     rows = [row for row in rows if not row.planned] or rows

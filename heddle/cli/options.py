@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import rich_click as click
 
 from heddle.cli.engine_options import engines_of, positive_numbers, tp_degrees
-from heddle.cluster.config import AUTO
 from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
@@ -28,9 +27,9 @@ class NumberOrAuto(click.ParamType[Any]):
     ) -> int | str:
         """Return the number, or auto."""
         try:
-            return value if value == AUTO else int(value)
+            return value if value == "auto" else int(value)
         except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor {AUTO}.", param, ctx)
+            self.fail(f"{value!r} is neither a whole number nor auto.", param, ctx)
 
 
 class Numbers(click.ParamType[Any]):

@@ -253,7 +253,10 @@ def test_policies_lists_presets_parts_and_profiles(heddle: Heddle):
             ("--policies", "verl", "--sweep", "cluster.tp=1,4", "--gpus", "6"),
             "gpus = 6 is not divisible by TP",
         ),
-        (("--policies", "verl", "--max-running", "many"), "'many' is not a valid integer"),
+        (
+            ("--policies", "verl", "--max-running", "many"),
+            "'many' is neither a whole",
+        ),
         (("--policies", "verl", "--max-running", "9000"), "max_running must be from 1 to 8,192"),
         (
             ("--policies", "verl", "--sweep", "cluster.max_running=8,9000"),

@@ -205,7 +205,7 @@ def test_a_sample_counts_for_the_epoch_that_it_ended_in(tmp_path: Path, monkeypa
     rows.begin()
     now_s = 200.0
     with path.open("a") as file:
-        file.write(line("a", 1, 150.0))
+        file.write("".join(line(*each, 150.0) for each in {**old, "a": 1}.items()))
     found = rows.begin()
     # The mean of both epochs would put a with b.
     assert {frozenset(found[:2]), frozenset(found[2:])} == {frozenset((1, 2)), frozenset((0, 3))}

@@ -192,7 +192,7 @@ def test_a_report_keeps_the_order_of_its_comparison(heddle: Heddle, trace: Path)
 def test_a_report_keeps_the_order_of_the_policies_that_compare_has_of_itself(
     heddle: Heddle, trace: Path
 ):
-    heddle("compare", trace, "--gpus", 2, "--policies", "*l,slime,heddle")
+    heddle("compare", trace, "--gpus", 2, "--policies", "v*l,slime,heddle")
     runs = sorted(path.parent for path in Path("runs").glob("*/*/manifest.json"))
     told = json.loads(heddle("report", *runs, "--json").stdout)["runs"]
     presets = [load_run(run["run"]).label.partition(" ")[0] for run in told]

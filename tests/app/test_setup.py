@@ -17,7 +17,7 @@ from heddle.simulation import simulate
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import load_profile
 
-READS = ((setup, "read_replayed"), (setup, "complete"), (profiles, "load_profile"))
+READS = ((setup, "read_replayed"), (setup, "complete"), (profiles, "profile_by_name"))
 READS += ((policy_inputs, "read_prior"), (policy_inputs, "read_artefact"))
 
 
