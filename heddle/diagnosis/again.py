@@ -192,7 +192,7 @@ def _simulated(
 
 
 def _as_recorded(simulated: ObservedSteps, seen: ObservedSteps) -> ObservedSteps:
-    """The parts of requests that were recorded; what `llm_s` holds is not told apart."""
+    """The parts of requests that were recorded; those that `llm_s` holds are its sum."""
     if "llm_s" not in seen.requests:
         return simulated
     within = [n for n in ("queue_s", "prefill_s", "decode_s") if n not in seen.requests]

@@ -9,10 +9,10 @@ WITHIN: Final = 0.02
 MOST: Final = 0.6
 """Share of all differences that the cause of them has at least."""
 PLAINLY: Final = 0.5
-"""What is left with one cause over what is left with the other, at most, to tell them apart."""
+"""What is left with one cause over what is left with the other, at most, to name the one."""
 HITS: Final = 0.03
 ENGINE: Final = ("prefill", "prefill_moved", "prefill_again", "decode", "llm", "lost")
-UNKNOWN: Final = "not told apart"
+UNKNOWN: Final = "undetermined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Settings that would have saved time: simulated on the trajectories that were measured."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -37,7 +37,7 @@ class Remedy:
 
     def plain(self) -> dict[str, Any]:
         """As JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def remedies(

@@ -22,7 +22,7 @@ WORDS: Final[Mapping[str, str]] = {
     "prefill_moved": "is prefill of contexts that another engine had",
     "prefill_again": "is prefill of contexts that the engine had dropped",
     "decode": "is decode",
-    "llm": "is generation, of which prefill and decode are not told apart",
+    "llm": "is generation, whose prefill and decode were not recorded apart",
     "lost": "was lost to engines that failed",
     "tool": "waits for tools",
     "env_start": "starts environments",

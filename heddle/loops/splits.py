@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from heddle.cluster.profiles import load_profiles, memory_profile
-from heddle.comparison.tuning import Choice, running_steps, speculations
+from heddle.comparison.tuning import Choice, Variant, running_steps, speculations, with_policy
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
 
@@ -117,3 +117,16 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
             f"{cluster.gpus} {what}: take {remedy}roles that add up to {least}"
         )
     return left
+
+
+def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
+    """The loop of a candidate."""
+    run = with_policy(config.run, candidate.policy, candidate.cluster)
+    return replace(
+        config,
+        run=run,
+        regimes=(candidate.regime,),
+        train_gpus=candidate.train_gpus,
+        epoch_plan=candidate.epoch_plan,
+        seeds=1,
+    )

@@ -20,7 +20,7 @@ from heddle.loops.data import DataSet, UnfitError, packs
 from heddle.loops.fit import fitted
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
-from heddle.loops.splits import RANDOM, splits
+from heddle.loops.splits import RANDOM, on_loop, splits
 from heddle.planning.deployment import LoopSplit
 from heddle.search.draws import check_groups, check_history, drawn
 from heddle.search.interval import prediction_interval
@@ -37,7 +37,6 @@ from heddle.search.race import (
     Race,
     drafted,
     kind_of,
-    on_loop,
     with_slots,
 )
 from heddle.search.result import (

@@ -19,7 +19,6 @@ from heddle.config import RunConfig
 from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import run_all
-from heddle.loops.config import LoopConfig
 from heddle.search.draws import Draw, Half, drawn
 from heddle.search.makespan import simulated
 from heddle.setup import Workspace, prepare
@@ -336,19 +335,6 @@ def _makespan_s(
     if report is not None:
         report(1)
     return seconds, time.perf_counter() - began_s, running
-
-
-def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
-    """The loop of a candidate."""
-    run = with_policy(config.run, candidate.policy, candidate.cluster)
-    return replace(
-        config,
-        run=run,
-        regimes=(candidate.regime,),
-        train_gpus=candidate.train_gpus,
-        epoch_plan=candidate.epoch_plan,
-        seeds=1,
-    )
 
 
 def with_slots(candidate: Variant, number: int) -> Variant:

@@ -28,8 +28,8 @@ Totals = Mapping[GroupId, Sequence[int]]
 def lengths_by_age(epochs: Sequence[Totals]) -> dict[GroupId, float]:
     """Mean output tokens of a sample by prompt, from epochs, the newest last, which weighs most.
 
-    While a model learns all lengths drift, and an old epoch may lack a prompt. So lengths count
-    relative to the mean of their epoch; the result has the scale of the newest.
+    While a model learns all lengths drift, and an epoch may lack prompts. So lengths count relative
+    to what its prompts took before, in the mean; the result has the scale of the newest.
     """
     sums: dict[GroupId, list[float]] = {}
     scale = 0.0
@@ -37,7 +37,8 @@ def lengths_by_age(epochs: Sequence[Totals]) -> dict[GroupId, float]:
         means = {name: fmean(tokens) for name, tokens in epoch.items() if tokens}
         if not means:
             continue
-        scale = max(fmean(means.values()), 1.0)
+        before = [sums[name][0] / sums[name][1] if name in sums else 1.0 for name in means]
+        scale = max(fmean(means.values()), 1.0) / max(fmean(before), 1e-9)
         for found in sums.values():
             found[:] = [OLDER * each for each in found]
         for name, mean in means.items():

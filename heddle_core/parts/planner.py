@@ -356,10 +356,8 @@ class EqualProgressPlan:
             by_longest = self._by_longest(history, mixes, ts)
             chosen, ends_s = _least_regret(by_longest, single=len(single)), by_longest[_MIDDLE]
             if self._last in mixes:
-                last, start_s = (
-                    mixes.index(self._last),
-                    context.start_s(max(mixes[chosen], key=_gpus)),
-                )
+                last = mixes.index(self._last)
+                start_s = context.start_s(max(mixes[chosen], key=_gpus))
                 chosen = last if ends_s[last] <= ends_s[chosen] + start_s else chosen
             self._last = mix = mixes[chosen]
             makespan_s = ends_s[chosen]

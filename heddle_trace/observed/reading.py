@@ -146,7 +146,7 @@ def _check(steps: ObservedSteps, first: SourceFile, notes: Notes) -> None:
     if steps.count and not steps.recorded and not steps.phases:
         known = [n for n in ("input_tokens", "output_tokens", "tool") if n in steps.requests]
         raise TraceError(
-            f"{first.path}: has no times, so no part of a step can be told (recorded: "
+            f"{first.path}: has no times, so no part of a step is measured (recorded: "
             f"{', '.join(known) or 'nothing'}): give logs with times, as RL-Insight's spans beside "
             "verl's dump, or `heddle compare` them, which simulates the times"
         )

@@ -55,7 +55,7 @@ class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     prefill_s: WaitSeconds | None = None
     decode_s: WaitSeconds | None = None
     llm_s: WaitSeconds | None = None
-    """Generation, where its parts are not told apart."""
+    """Generation, where queue, prefill and decode were not recorded apart."""
     lost_s: WaitSeconds | None = None
     """On an engine that failed."""
     tool_s: WaitSeconds | None = None

@@ -225,7 +225,7 @@ def test_a_trace_with_times_is_diagnosed_by_trajectory(heddle: Heddle, tmp_path:
             [{"start_s": 0.0, "decode_s": 9.0}, {"step": 1, "start_s": 2.0, "decode_s": 1.0}],
             "line 3: start_s: begins 7.000 s before the request before it has ended",
         ),
-        ([{"start_s": 0.0, "input_tokens": 5}], "has no times, so no part of a step can be told"),
+        ([{"start_s": 0.0, "input_tokens": 5}], "has no times, so no part of a step is measured"),
         ([], "holds no measured step"),
     ],
 )

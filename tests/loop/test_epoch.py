@@ -112,6 +112,12 @@ def test_the_newest_epoch_weighs_most():
     assert lengths_by_age([]) == lengths_by_age([{}]) == {}
 
 
+def test_an_epoch_of_long_prompts_alone_makes_them_no_shorter():
+    a, b, c = (GroupId(name) for name in "abc")
+    found = lengths_by_age([{a: [10], b: [30], c: [80]}, {c: [80]}])
+    assert found == {a: pytest.approx(10.0), b: pytest.approx(30.0), c: pytest.approx(80.0)}
+
+
 def names_of(order: EpochOrder, count: int) -> list[str]:
     return [prompt.group for prompt in islice(order, count)]
 
