@@ -1,11 +1,13 @@
 """Writes a file, or a trace record by record: whole or not at all."""
 
+import atexit
 import gzip
 import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -28,6 +30,10 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     Raises OSError, with the path of the argument, when the disk refuses.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A signal on the way out of the caller's block comes before this generator goes on: then the
+    # file is removed at the end of the process.
+    remove = partial(_remove, beside, os.getpid())
+    atexit.register(remove)
     try:
         with beside.open("wb") as stream:
             yield stream
@@ -35,12 +41,19 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         beside.replace(path)
     except BaseException as error:
-        with suppress(OSError):
-            beside.unlink()
+        remove()
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # the user's path
             error.add_note("Nothing was written.")
         raise
+    finally:
+        atexit.unregister(remove)
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # not a child that was forked meanwhile
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager

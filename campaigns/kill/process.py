@@ -3,6 +3,7 @@
 Moments are numbers of calls, not times: the same number is the same moment on every machine.
 """
 
+import atexit
 import ctypes
 import os
 import resource
@@ -107,6 +108,7 @@ def _command(
 ) -> NoReturn:
     status = DEFECT
     calls = [0]
+    atexit._clear()
     try:
         os.setsid()
         os.chdir(folder)
@@ -129,6 +131,7 @@ def _command(
         sys.settrace(None)
         traceback.print_exc()
     sys.settrace(None)
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

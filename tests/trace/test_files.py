@@ -2,6 +2,8 @@ import gzip
 import hashlib
 import json
 import math
+import subprocess
+import sys
 
 import hypothesis.strategies as st
 import pytest
@@ -268,6 +270,35 @@ def test_writing_refuses_what_reading_would(tmp_path, bad, says):
 def test_writing_wants_a_telling_name(tmp_path):
     with pytest.raises(TraceError, match=r"\*\.jsonl or \*\.jsonl\.gz"):
         write_trace(tmp_path / "t.json", [record()])
+
+
+INTERRUPTED_ON_THE_WAY_OUT = """
+import atexit, contextlib, os, sys
+from pathlib import Path
+from heddle_trace.writing import whole
+
+def interrupt(frame, event, argument):
+    if frame.f_code is contextlib._GeneratorContextManager.__exit__.__code__:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+sys.settrace(interrupt)
+kept = whole(Path(sys.argv[1]))
+try:
+    with kept as stream:
+        stream.write(b"half")
+except KeyboardInterrupt:
+    atexit._run_exitfuncs()
+    os._exit(130)  # collects no garbage, which could end the block after all
+"""
+
+
+def test_an_interrupt_on_the_way_out_leaves_no_temporary_file(tmp_path):
+    """The block's end is then never run: the end of the process removes the file."""
+    path = tmp_path / "trace.jsonl"
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_ON_THE_WAY_OUT, path])
+    assert ended.returncode == 130
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
