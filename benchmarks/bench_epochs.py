@@ -1,12 +1,15 @@
 """What packing the prompts of an epoch by their earlier lengths gains, by policy.
 
-Each trace has 100 prompts; eight samples of each are trained, in batches of 25 prompts for two
-epochs under `sync`, and eight others are the history. Every policy has its best TP degree of those
-given, found by rollout seconds of a step, for either order of prompts. Prints a line of JSON for
-each workload and seed, and the summary: `python -m benchmarks.bench_epochs`.
+Each trace has 100 prompts for 8 GPUs, and more for more; eight samples of each are trained, in
+batches of a quarter of them for two epochs under `sync`, and eight others are the history. Every
+policy has its best TP degree of those given, found by rollout seconds of a step, for either order
+of prompts. Prints a line of JSON for each workload and seed, and the summary:
+`python -m benchmarks.bench_epochs`.
 
 With `--drift 2` outputs grow while the model learns: in the second epoch, of other samples, those
 of each prompt are 1 to 3 times as long as in the history, in the first by the root of that.
+
+With `--results FILE` cells are added to that file, and those that it has are not run again.
 """
 
 import argparse
@@ -29,7 +32,6 @@ from heddle_trace import read_trace, synth, write_trace
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.table import Records
 
-BASELINES = ("verl", "slime-2026", "continuum")
 MINE = "heddle"
 RULES = ("random", "sorted", "tail:.25")
 
@@ -42,14 +44,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tps", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--model", default="qwen3-14b")
     parser.add_argument("--drift", type=float, default=1.0)
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--baselines", nargs="*", default=["verl", "slime-2026", "continuum"])
+    parser.add_argument("--results", type=Path)
     given = parser.parse_args(arguments)
+    known: list[Mapping[str, Any]] = []
+    if given.results and given.results.exists():
+        known = [json.loads(line) for line in given.results.read_text().splitlines()]
     cells = []
     with tempfile.TemporaryDirectory() as folder:
-        for workload, seed in product(given.workloads, range(given.seeds)):
-            paths = _traces(workload, 977 + seed, given.drift, Path(folder))
-            made = _cell(paths, given.tps, given.model)
-            cells.append({"workload": workload, "seed": 977 + seed, **made})
-            print(json.dumps(cells[-1]), flush=True)
+        for workload, seed in product(given.workloads, range(977, 977 + given.seeds)):
+            case = {
+                "workload": workload,
+                "seed": seed,
+                "model": given.model,
+                "gpus": given.gpus,
+                "drift": given.drift,
+            }
+            cell = next((row for row in known if case.items() <= row.items()), None)
+            if cell is None:
+                paths = _traces(case, Path(folder))
+                cell = {**case, **_cell(paths, given.tps, case, given.baselines)}
+                if given.results:
+                    with given.results.open("a") as stream:
+                        stream.write(json.dumps(cell) + "\n")
+            cells.append(cell)
+            print(json.dumps(cell), flush=True)
     gains = ("over_practice", "over_packed_baseline")
     print(
         json.dumps(
@@ -64,10 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def _traces(workload: str, seed: int, drift: float, folder: Path) -> Sequence[Path]:
+def _traces(case: Mapping[str, Any], folder: Path) -> Sequence[Path]:
     """Of one epoch, or two if lengths drift; and of the history."""
+    drift, seed = case["drift"], case["seed"]
     epochs = 1 if drift == 1.0 else 2
-    records = Records.of(synth(workload, 800 * (epochs + 1), seed, 8 * (epochs + 1)))
+    count = 100 * case["gpus"] * (epochs + 1)
+    records = Records.of(synth(case["workload"], count, seed, 8 * (epochs + 1)))
     members = list(records.trajectory("group_id").occurring().values())
     paths = [folder / f"{name}.jsonl.gz" for name in ("now", "earlier")]
     for path, part in zip(paths, (slice(8 * epochs), slice(8 * epochs, None)), strict=True):
@@ -93,12 +115,14 @@ def _longer(record: TrajectoryRecord, factor: float) -> TrajectoryRecord:
     return replace(record, steps=tuple(steps))
 
 
-def _cell(paths: Sequence[Path], tps: Sequence[int], model: str) -> Mapping[str, Any]:
+def _cell(
+    paths: Sequence[Path], tps: Sequence[int], case: Mapping[str, Any], baselines: Sequence[str]
+) -> Mapping[str, Any]:
     rollout_s = {
-        f"{policy}, {rule}": min(_rollout_s(paths, policy, rule, tp, model) for tp in tps)
-        for policy, rule in product((*BASELINES, MINE), RULES)
+        f"{policy}, {rule}": min(_rollout_s(paths, policy, rule, tp, case) for tp in tps)
+        for policy, rule in product((*baselines, MINE), RULES)
     }
-    best = {rule: min(rollout_s[f"{policy}, {rule}"] for policy in BASELINES) for rule in RULES}
+    best = {rule: min(rollout_s[f"{policy}, {rule}"] for policy in baselines) for rule in RULES}
     mine = min(rollout_s[f"{MINE}, {rule}"] for rule in RULES[1:])
     return {
         "rollout_s": rollout_s,
@@ -108,18 +132,21 @@ def _cell(paths: Sequence[Path], tps: Sequence[int], model: str) -> Mapping[str,
     }
 
 
-def _rollout_s(paths: Sequence[Path], policy: str, rule: str, tp: int, model: str) -> float:
+def _rollout_s(
+    paths: Sequence[Path], policy: str, rule: str, tp: int, case: Mapping[str, Any]
+) -> float:
+    gpus = case["gpus"]
     run = RunConfig(
         trace=str(paths[0]),
         history=str(paths[1]),
-        cluster=ClusterConfig(gpus=8, tp=tp, max_running=100, model=model),
+        cluster=ClusterConfig(gpus=gpus, tp=tp, max_running=100, model=case["model"]),
         policy=PolicyConfig(preset=policy),
     )
     loop = LoopConfig(
         run=run,
         regimes=("sync",),
-        train_gpus=32,
-        groups=25,
+        train_gpus=4 * gpus,
+        groups=25 * gpus // 8,
         samples=8,
         batches=9,
         repeat=True,
