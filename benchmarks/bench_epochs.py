@@ -9,12 +9,17 @@ of prompts. Prints a line of JSON for each workload and seed, and the summary:
 With `--drift 2` outputs grow while the model learns: in the second epoch, of other samples, those
 of each prompt are 1 to 3 times as long as in the history, in the first by the root of that.
 
+`limits` are of the batches that history makes, each alone: the best baseline over all trajectories
+at one pace with free re-shaping of engines, which needs no lengths, and over a clairvoyant fluid
+schedule (`heddle.runs.ideal`).
+
 With `--results FILE` cells are added to that file, and those that it has are not run again.
 """
 
 import argparse
 import json
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -28,6 +33,8 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
+from heddle.search.makespan import simulated_makespan_s
+from heddle.setup import prepare
 from heddle_trace import read_trace, synth, write_trace
 from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.table import Records
@@ -71,17 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cells.append(cell)
             print(json.dumps(cell), flush=True)
     gains = ("over_practice", "over_packed_baseline")
-    print(
-        json.dumps(
-            {
-                gain: {
-                    "mean": fmean(cell[gain] for cell in cells),
-                    "least": min(cell[gain] for cell in cells),
-                }
-                for gain in gains
-            }
-        )
-    )
+    means = {
+        gain: {
+            "mean": fmean(cell[gain] for cell in cells),
+            "least": min(cell[gain] for cell in cells),
+        }
+        for gain in gains
+    }
+    limits = {name: fmean(cell["limits"][name] for cell in cells) for name in cells[0]["limits"]}
+    print(json.dumps({**means, "limits": limits}))
 
 
 def _traces(case: Mapping[str, Any], folder: Path) -> Sequence[Path]:
@@ -125,6 +130,7 @@ def _cell(
     best = {rule: min(rollout_s[f"{policy}, {rule}"] for policy in baselines) for rule in RULES}
     mine = min(rollout_s[f"{MINE}, {rule}"] for rule in RULES[1:])
     return {
+        "limits": _limits(paths, tps, case, baselines),
         "rollout_s": rollout_s,
         # A baseline in random order, and the best baseline with the same packing.
         "over_practice": best["random"] / mine,
@@ -132,18 +138,45 @@ def _cell(
     }
 
 
+def _limits(
+    paths: Sequence[Path], tps: Sequence[int], case: Mapping[str, Any], baselines: Sequence[str]
+) -> Mapping[str, float]:
+    earlier, now = defaultdict(list), defaultdict(list)
+    for row in read_trace(paths[1]).records:
+        earlier[row.group_id].append(sum(step.output_tokens or 0 for step in row.steps))
+    for row in read_trace(paths[0]).records:
+        now[row.group_id].append(row)
+    longest = sorted(now, key=lambda name: -fmean(earlier[name]))
+    size = -(-len(longest) // 4)
+    seconds = dict.fromkeys(("baseline", "equal_progress", "fluid"), 0.0)
+    for first in range(0, len(longest), size):
+        batch = paths[0].with_name("batch.jsonl.gz")
+        write_trace(batch, [row for name in longest[first : first + size] for row in now[name][:8]])
+        setups = [
+            prepare(_run(batch, paths[1], policy, tp, case)) for policy in baselines for tp in tps
+        ]
+        seconds["baseline"] += min(simulated_makespan_s(setup) for setup in setups)
+        ideal = setups[0].ideal(setups[0].bound())
+        seconds["equal_progress"] += ideal.equal_progress_s
+        seconds["fluid"] += ideal.fluid_s
+    return {name: seconds["baseline"] / seconds[name] for name in ("equal_progress", "fluid")}
+
+
+def _run(trace: Path, history: Path, policy: str, tp: int, case: Mapping[str, Any]) -> RunConfig:
+    return RunConfig(
+        trace=str(trace),
+        history=str(history),
+        cluster=ClusterConfig(gpus=case["gpus"], tp=tp, max_running=100, model=case["model"]),
+        policy=PolicyConfig(preset=policy),
+    )
+
+
 def _rollout_s(
     paths: Sequence[Path], policy: str, rule: str, tp: int, case: Mapping[str, Any]
 ) -> float:
     gpus = case["gpus"]
-    run = RunConfig(
-        trace=str(paths[0]),
-        history=str(paths[1]),
-        cluster=ClusterConfig(gpus=gpus, tp=tp, max_running=100, model=case["model"]),
-        policy=PolicyConfig(preset=policy),
-    )
     loop = LoopConfig(
-        run=run,
+        run=_run(paths[0], paths[1], policy, tp, case),
         regimes=("sync",),
         train_gpus=4 * gpus,
         groups=25 * gpus // 8,
