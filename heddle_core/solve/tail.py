@@ -11,6 +11,7 @@ side, widest first, as planners list them; then any `width` GPUs from a multiple
 neighbours.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -164,12 +165,15 @@ class TailProblem:
     ) -> ResourcePlan:
         gone = {e: None for window in merged for e in window}
         engines = {k: engine for k, engine in enumerate(self.engines) if k not in gone}
+        taken = {engine.engine for engine in engines.values()}
         for window in merged:
-            first = self.engines[window[0]]
+            # Of two lives of a name one may stay, and the other be merged.
+            own = (EngineId(self.engines[e].engine.name) for e in window)
+            others = (EngineId(f"e{k}") for k in itertools.count())
+            name = next(each for each in itertools.chain(own, others) if each not in taken)
+            taken.add(name)
             engines[len(engines) + len(gone)] = EngineSpec(
-                engine=EngineId(first.engine.name),
-                shape=shape,
-                max_running=first.max_running,
+                engine=name, shape=shape, max_running=self.engines[window[0]].max_running
             )
         movers: dict[int, list[TrajectoryId]] = {}
         for t, before, after in zip(self.trajectories, self.homes, homes, strict=True):

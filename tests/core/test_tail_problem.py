@@ -58,6 +58,15 @@ def test_idle_engines_become_a_wide_one_for_the_straggler():
     assert dict(plan.homes)[new.engine] == ("t1",)
 
 
+def test_a_wide_engine_does_not_take_the_name_of_one_that_stays():
+    again = EngineSpec(engine=EngineId("e8", 1), shape=h100(1), max_running=16)
+    plan = replace(STRAGGLER, engines=(again, *STRAGGLER.engines[1:])).solve()
+    plan.check()
+    [new] = [e for e in plan.engines if e.shape.tp == 8]
+    assert new.engine == "e1"
+    assert dict(plan.homes)[new.engine] == ("t1",)
+
+
 def test_the_window_with_the_least_work_is_merged():
     busy = problem((*EIGHT, *EIGHT), (0, 1, 2, 9), (9_000.0, 9_000.0, 9_000.0, 20_000.0))
     [new] = [e for e in busy.solve().engines if e.shape.tp == 8]
