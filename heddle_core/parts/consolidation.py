@@ -22,7 +22,8 @@ class TailConsolidation:
     A rollout's last tenth may last as long as the rest, on engines planned for all trajectories,
     with most GPUs idle. The solution may stop engines whose GPUs together make one of the widest
     degree, and it moves homes. It changes nothing unless the estimated gain, engine starts
-    included, is at least `min_gain_s` and the share `margin` of the remaining time.
+    included, is at least `min_gain_s` and the share `margin` of the remaining time. From the second
+    rollout on the gain must pay for the start of the former engines too, which the next one needs.
     """
 
     def __init__(
@@ -33,12 +34,14 @@ class TailConsolidation:
         self._limit = first_search_at(sum(context.pools.values()))
         self._next = self._limit
         self._unfinished = 0
+        self._rollouts = 0
 
     def consolidate(self, view: View) -> TailProblem | None:
         """Return the problem when a search is due; cheap while it is not."""
         unfinished = view.unfinished
         if unfinished > self._unfinished:  # others have arrived: another rollout
             self._next = self._limit
+            self._rollouts += 1
         self._unfinished = unfinished
         if not 0 < unfinished <= self._next:
             return None
@@ -76,6 +79,7 @@ class TailConsolidation:
             own.append(_per_output(t))
         if not ids:
             return None
+        return_s = max(context.start_s(e.shape) for e in engines) if self._rollouts > 1 else 0.0
         shapes = sorted({*context.shape_choices, *(e.shape for e in engines)})
         return TailProblem(
             engines=tuple(
@@ -90,7 +94,7 @@ class TailConsolidation:
             by_shape={shape: context.cost.by_shape[shape] for shape in shapes},
             start_s=context.engine_start_s,
             start_s_by_shape={shape: context.start_s(shape) for shape in shapes},
-            min_gain_s=self._min_gain_s,
+            min_gain_s=self._min_gain_s + return_s,
             margin=self._margin,
             charged_s=CHARGED_S,
         )

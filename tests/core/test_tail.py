@@ -58,16 +58,22 @@ def test_the_search_begins_when_few_are_left_and_again_when_a_tenth_of_them_has_
     assert part.consolidate(ledger) is None
 
 
-def test_a_new_rollout_begins_anew():
-    part = TailConsolidation(policy_context(gpus=8))
+def test_a_new_rollout_begins_anew_and_engines_have_to_come_back_for_the_next_one():
+    context = replace(policy_context(gpus=8), engine_start_s=40.0)
+    part = TailConsolidation(context, min_gain_s=3.0)
     ledger = ledger_with(4, 1, 1)
+    first = part.consolidate(ledger)
+    assert first is not None
+    assert first.min_gain_s == 3.0, "nothing says that another rollout follows"
     while ledger.unfinished:
         part.consolidate(ledger)
         end(ledger, 1)
     part.consolidate(ledger)
     for i in range(10):
         add_trajectory(ledger, f"next{i}", "e0")
-    assert part.consolidate(ledger) is not None
+    second = part.consolidate(ledger)
+    assert second is not None
+    assert second.min_gain_s == 43.0
 
 
 def test_large_clusters_search_late():
