@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import click
+import numpy as np
 
 from heddle.cli.outputs import OutputError, new_file, write
 from heddle.cli.serving import no_runs, plain_report, show_report
+from heddle.cli.tables import new_table, show
 from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.serving.errors import (
@@ -29,7 +32,14 @@ from heddle_calibrate.serving.published_rows import PublishedRowsError
 from heddle_calibrate.serving.rows import read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
 from heddle_sim.profile_files import Profile, ProfileError, read_profile
-from tools.profiles.serving_fit import FEWEST, fit_serving, fits_without, fittable, same_for_all
+from tools.profiles.serving_fit import (
+    FEWEST,
+    LEFT_OUT,
+    fit_serving,
+    fits_without,
+    fittable,
+    same_for_all,
+)
 from tools.profiles.serving_page import serving_page
 from tools.profiles.serving_profile import inherited, stated_before, with_serving
 
@@ -42,8 +52,8 @@ class FittedServing:
     """Errors of a fit, and its profiles."""
 
     seen: ServingReport
-    unseen: ServingReport
-    """The same runs by fits without the group of each run."""
+    unseen: Mapping[str, ServingReport]
+    """The same runs by fits without the layout, engine version or model of each run."""
     profiles: Sequence[Profile]
     """Those with the constants of the vLLM runs."""
     kept: Mapping[str, str]
@@ -54,7 +64,7 @@ def fit_rows(
     paths: Iterable[Path], profiles: Profiles, *, from_scratch: bool = False
 ) -> FittedServing:
     """Fit published runs, each family of engines apart, and predict them with and without their
-    group (engine, model, GPU class, precision, TP degree) in the fit.
+    layout, engine version and model in the fit.
 
     The constants that profiles have are the prior, so that few runs change them little; with
     `from_scratch`, it is the same for all.
@@ -65,20 +75,25 @@ def fit_rows(
     found, out = samples(rows, profiles)
     prior = same_for_all if from_scratch else stated_before(profiles.values())
     seen: list[PredictedRun] = []
-    unseen: list[PredictedRun] = []
+    unseen: dict[str, list[PredictedRun]] = {part: [] for part in LEFT_OUT}
     for engine in sorted({sample.row.engine for sample in found}):
         own = [sample for sample in found if sample.row.engine == engine]
-        fit, without = fit_serving(own, prior), fits_without(own, prior)
+        fit = fit_serving(own, prior)
+        without = {part: fits_without(own, prior, part) for part in LEFT_OUT}
         for sample in own:
             names = f"{sample.model}.{sample.row.gpu}", sample.row.version
             seen.append(predicted(sample, fit.constants(*names)))
-            unseen.append(predicted(sample, without[sample.row.group].constants(*names)))
+            for part, of in LEFT_OUT.items():
+                other = without[part][of(sample)]
+                unseen[part].append(predicted(sample, other.constants(*names)))
     vllm = [sample for sample in found if sample.row.engine == "vllm"]
-    fitted, kept = fitted_profiles(profiles, vllm, seen, unseen, from_scratch=from_scratch)
+    fitted, kept = fitted_profiles(
+        profiles, vllm, seen, unseen["layout"], from_scratch=from_scratch
+    )
     left_out = [*unread, *out]
     return FittedServing(
         seen=ServingReport(runs=seen, left_out=left_out),
-        unseen=ServingReport(runs=unseen, left_out=left_out),
+        unseen={part: ServingReport(runs=runs, left_out=left_out) for part, runs in unseen.items()},
         profiles=fitted,
         kept=kept,
     )
@@ -163,7 +178,30 @@ def _measured(
         part = part_error("", without)
         measured["tpot_unseen_mean_abs_pct"] = part.tpot
         measured["ttft_unseen_mean_abs_pct"] = part.ttft
+        by_tp = ServingReport(runs=without, left_out=()).parts(lambda run: str(run.row.tp), "vllm")
+        measured["tpot_unseen_pct_by_tp"] = {each.part: each.tpot for each in by_tp}
     return measured
+
+
+COLUMNS = ("engine", "groups", "TPOT median", "TPOT P90", "TPOT worst", "TTFT median")
+
+
+def left_out_errors(fitted: FittedServing) -> list[dict[str, str | float]]:
+    """Errors over groups, each a layout, by what the fits have not seen: nothing first."""
+    return [
+        {
+            "part": part,
+            "engine": engine,
+            "groups": len(groups),
+            "TPOT median": round(median(group.tpot for group in groups), 1),
+            "TPOT P90": round(float(np.quantile([group.tpot for group in groups], 0.9)), 1),
+            "TPOT worst": round(max(group.tpot for group in groups), 1),
+            "TTFT median": round(median(group.ttft for group in groups), 1),
+        }
+        for part, report in {"nothing": fitted.seen, **fitted.unseen}.items()
+        for engine in report.engines
+        for groups in [report.groups(engine)]
+    ]
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -206,9 +244,9 @@ def command(
 ) -> None:
     """Fit host time and kernel factors to published serving runs, with the errors.
 
-    Errors are those of the fit, and those of fits without the group of a run (engine, model, GPU
-    class, precision, TP degree). Without --from-scratch, few rows change the constants of their
-    profiles little, and no others.
+    Errors are those of the fit, and those of fits without the layout of a run (engine, model, GPU
+    type, precision, TP degree), its engine version or its model. Without --from-scratch, few rows
+    change the constants of their profiles little, and no others.
     """
     try:
         if out is not None:
@@ -222,21 +260,26 @@ def command(
             raise PublishedRowsError(no_runs(fitted.seen))
         _save(fitted.profiles, folder, force)
         if out is not None:
-            write(out, serving_page(fitted.seen, fitted.unseen))
+            write(out, serving_page(fitted.seen, fitted.unseen["layout"]))
     except (OutputError, ProfileError, PublishedRowsError) as e:
         raise click.ClickException(str(e)) from e
     if as_json:
         report = {
             **plain_report(fitted.seen),
-            "unseen": plain_report(fitted.unseen),
+            "unseen": plain_report(fitted.unseen["layout"]),
+            "parts_left_out": left_out_errors(fitted),
             "written": [f"{p.model}.{p.gpu}" for p in fitted.profiles],
             "kept": dict(fitted.kept),
         }
         click.echo(json.dumps(report))
         return
     show_report(fitted.seen)
-    click.echo("\nby fits without the group of each run:")
-    show_report(fitted.unseen)
+    click.echo("\nby fits without the layout of each run:")
+    show_report(fitted.unseen["layout"])
+    table = new_table("errors in percent by what the fit has not seen", *COLUMNS)
+    for row in left_out_errors(fitted):
+        table.add_row(*(str(row[name]) for name in ("part", *COLUMNS)))
+    show(table)
     _show_written(fitted, folder, from_scratch=from_scratch)
     if out is not None:
         click.echo(f"page: {out}")

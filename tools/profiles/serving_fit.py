@@ -8,7 +8,7 @@ has. Levels add to a prior: the same for all (`PRIOR`), or the constants that pr
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log2
 
@@ -51,6 +51,15 @@ FEWEST = 6
 """Runs of a model; fewer do not tell a kernel factor from an accident, and are not fitted."""
 TTFT_WEIGHT = 0.25
 TTFT_SPREAD = 0.2
+
+PartOf = Callable[[ServingSample], Hashable]
+"""What a sample is left out of a fit with."""
+LEFT_OUT: dict[str, PartOf] = {
+    "layout": lambda sample: sample.row.group,
+    "engine version": lambda sample: sample.row.version,
+    "model": lambda sample: sample.model,
+}
+"""A layout is an engine, model, GPU type, precision and TP degree."""
 
 PriorOf = Callable[[str, str], ServingConstants]
 """Constants before a fit, of a profile ("model.gpu") and an engine version."""
@@ -184,12 +193,12 @@ def fit_serving(found: Sequence[ServingSample], prior: PriorOf = same_for_all) -
 
 
 def fits_without(
-    found: Sequence[ServingSample], prior: PriorOf = same_for_all
-) -> dict[tuple[str, str, str, str, int], ServingFit]:
-    """Fit once without each group of rows, by the group."""
+    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
+) -> dict[Hashable, ServingFit]:
+    """Fit once without the rows of each `LEFT_OUT`, by what is left out."""
     design, enough = _design(found, prior), _enough(found)
-    groups = [sample.row.group for sample in found]
+    parts = list(map(LEFT_OUT[part], found))
     return {
-        group: _solve(design, enough & np.array([other != group for other in groups]))
-        for group in sorted(set(groups))
+        left_out: _solve(design, enough & np.array([other != left_out for other in parts]))
+        for left_out in dict.fromkeys(parts)
     }

@@ -35,7 +35,7 @@ def test_the_command_fits_profiles_of_experts_and_other_precisions(
     Path("mine.json").write_bytes(encode_profile(other))
     result = run(rows, "--profile", "mine.json", "--fit", "out", "--out", "page.html")
     assert result.exit_code == 0, result.output
-    assert "by fits without the group of each run" in result.output
+    assert "by fits without the layout of each run" in result.output
     assert "written to out: 1 profiles: qwen3-8b.h100" in result.output
     profile = read_profile(Path("out") / "qwen3-8b.h100.json")
     assert profile.errors["measured"]["tpot_mean_abs_pct"] < 2

@@ -24,16 +24,17 @@ from heddle_sim.profile_files import (
     read_profile,
 )
 from heddle_sim.profile_parts import Host, KernelFactors
-from tools.profiles.serving import FittedServing, fit_rows, fitted_profiles
+from tools.profiles.serving import FittedServing, fit_rows, fitted_profiles, left_out_errors
 from tools.profiles.serving_fit import PRIOR, fit_serving, fits_without
 from tools.profiles.serving_profile import inherited, stated_before, with_serving, without_host
 
 PERF = Path(__file__).parents[4] / "shared" / "perf"
 TABLES = [PERF / "measured_serving.csv", PERF / "measured_hopper_dense.csv"]
+LATER = PERF / "measured_serving_2026_11.csv"
 # One process makes the fit of all published runs, which takes long.
 pytestmark = pytest.mark.xdist_group("serving fit")
 needs_rows = pytest.mark.skipif(
-    not all(path.is_file() for path in TABLES),
+    not all(path.is_file() for path in (*TABLES, LATER)),
     reason="the published serving runs are not at ../shared/perf",
 )
 
@@ -310,8 +311,26 @@ def published() -> FittedServing:
 @needs_rows
 def test_published_runs_are_predicted(published: FittedServing) -> None:
     assert median_of_groups(published.seen, "vllm") < 4.0
-    assert median_of_groups(published.unseen, "vllm") < 5.0
+    assert median_of_groups(published.unseen["layout"], "vllm") < 5.0
     assert len([run for run in published.seen.runs if run.row.engine == "vllm"]) > 600
+
+
+@needs_rows
+def test_less_is_known_of_a_model_or_engine_version_that_no_fit_has_seen(
+    published: FittedServing,
+) -> None:
+    rows = {row["part"]: row for row in left_out_errors(published) if row["engine"] == "vllm"}
+    assert list(rows) == ["nothing", "layout", "engine version", "model"]
+    for part in ("layout", "engine version", "model"):
+        for figure in ("TPOT median", "TPOT P90", "TTFT median"):
+            assert rows["nothing"][figure] < rows[part][figure]
+        assert len(published.unseen[part].runs) == len(published.seen.runs)
+
+
+def test_a_model_left_out_leaves_nothing_of_it(known: list[ServingSample]) -> None:
+    without = fits_without(known, part="model")
+    assert list(without) == ["qwen3-8b"]
+    assert without["qwen3-8b"].constants("qwen3-8b.h100", "1.0") == ServingConstants(**PRIOR)
 
 
 # Models and GPU classes that another TP degree or class tells enough about.
@@ -327,7 +346,7 @@ def test_models_and_classes_are_predicted_without_their_group(
 ) -> None:
     seen, unseen = (
         next(p for p in report.parts(by_profile, "vllm") if p.part == part)
-        for report in (published.seen, published.unseen)
+        for report in (published.seen, published.unseen["layout"])
     )
     assert seen.tpot < 6.0
     assert unseen.tpot < 6.5
@@ -338,3 +357,5 @@ def test_models_and_classes_are_predicted_without_their_group(
 def test_shipped_profiles_predict_published_runs() -> None:
     report = predict_rows(TABLES, shipped_profiles())
     assert median_of_groups(report, "vllm") < 4.5
+    later = predict_rows([LATER], shipped_profiles())
+    assert median_of_groups(later, "vllm") < 8.0
