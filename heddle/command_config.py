@@ -69,12 +69,20 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnoseSettings:
-    """How `heddle diagnose` finds remedies, and what it keeps."""
+    """How `heddle diagnose` finds remedies, what it keeps, and how it follows logs."""
 
     budget_s: Annotated[float, Bounds(0, below=1e9)] = 20.0
     """Seconds after which its search begins no further simulations; 0: no search."""
     observed: str = ""
     """File, *.jsonl or *.jsonl.gz, to write the measured steps to, as `heddle.observed/1`."""
+    page: str = ""
+    """File, *.html, to write a page of the diagnosis to; it is replaced."""
+    follow_s: Annotated[float, Bounds(0, below=1e9)] = 5.0
+    """Seconds between two looks of `--follow` at the files; 20 times those that reading takes, if
+    that is longer."""
+    follow_moved: Annotated[float, Bounds(0, below=1e9)] = 0.2
+    """`--follow` searches remedies again when this share of a step has gone to other parts since
+    the last search, or mean lengths or tool times have changed by it."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "diagnose.")

@@ -138,6 +138,7 @@ def search(
     workspace: Workspace | None = None,
     on_round: OnRound | None = None,
     comes: str = FIRST,
+    keeps_best: bool = True,
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
@@ -146,7 +147,7 @@ def search(
     which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it; with
     `roles`, also with engines that prefill and engines that decode. `comes` is the policy that they
     are compared with as it comes. Where `budget_s` is spent, or
-    at a signal, the best so far is judged.
+    at a signal unless `keeps_best` is False, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -167,7 +168,8 @@ def search(
     candidates = settings.variants(config, names, shared)
     race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     race.simplicity = cache(lambda each: _simplicity(each, config, shared))
-    complete = race.completes(partial(_rounds, race, config, candidates, slots, tried, shared))
+    rounds = partial(_rounds, race, config, candidates, slots, tried, shared)
+    complete = race.completes(rounds, keeps_best=keeps_best)
     own = [
         drafted(c, tried[:1])
         for c in candidates

@@ -18,7 +18,6 @@ async function unpack() {
         run[table][name] = new arrays[kind](block, 4 + size + from, length);
       }
     }
-    index(run, head.names.length);
   });
   return head;
 }

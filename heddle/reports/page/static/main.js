@@ -125,6 +125,7 @@ let page = null;
 async function begin() {
   if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the page: it cannot unpack the data");
   page = await unpack();
+  page.runs.forEach((run) => index(run, page.names.length));
   page.follow = (name) => {
     page.followed = name;
     listed.from = -1;
