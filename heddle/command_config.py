@@ -69,20 +69,18 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnoseSettings:
-    """How `heddle diagnose` finds remedies, what it keeps, and how it follows logs."""
+    """How `heddle diagnose` finds remedies and follows logs, and what it keeps."""
 
     budget_s: Annotated[float, Bounds(0, below=1e9)] = 20.0
-    """Seconds after which its search begins no further simulations; 0: no search."""
+    """Seconds after which its search starts nothing more; 0: none."""
     observed: str = ""
-    """File, *.jsonl or *.jsonl.gz, to write the measured steps to, as `heddle.observed/1`."""
+    """File, *.jsonl or *.jsonl.gz, of the measured steps as `heddle.observed/1`."""
     page: str = ""
-    """File, *.html, to write a page of the diagnosis to; it is replaced."""
+    """File, *.html, of a page about it; replaced."""
     follow_s: Annotated[float, Bounds(0, below=1e9)] = 5.0
-    """Seconds between two looks of `--follow` at the files; 20 times those that reading takes, if
-    that is longer."""
+    """Seconds between looks of `--follow`; 20 times those of reading, if longer."""
     follow_moved: Annotated[float, Bounds(0, below=1e9)] = 0.2
-    """`--follow` searches remedies again when this share of a step has gone to other parts since
-    the last search, or mean lengths or tool times have changed by it."""
+    """Change of parts, lengths or tool times at which `--follow` searches again."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "diagnose.")

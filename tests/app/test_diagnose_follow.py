@@ -22,10 +22,9 @@ from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.reading import read_observed
 from heddle_trace.observed.schema import SCHEMA, ObservedHeader, ObservedRequest, Phase
 from tests.app.journals import Heddle
+from tests.app.test_diagnose import FIXTURES, QUICK
 
-FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
 HEAD = msgspec.json.encode(ObservedHeader(schema=SCHEMA, source="verl", clock="shared")) + b"\n"
-NEVER = ("--set", "diagnose.budget_s=0")
 Follow = Callable[..., Any]
 
 
@@ -54,7 +53,7 @@ def followed(heddle: Heddle, monkeypatch: pytest.MonkeyPatch) -> Follow:
     """Follow the folder `logs`, act between two looks, and press ctrl-C after the last act."""
     Path("logs").mkdir()
 
-    def run(*acts: Callable[[], object], more: Sequence[object] = NEVER) -> Any:
+    def run(*acts: Callable[[], object], more: Sequence[object] = QUICK) -> Any:
         left = list(acts)
 
         def act(_: float) -> None:
@@ -96,7 +95,7 @@ def test_a_step_is_shown_once_when_another_has_begun(followed: Follow):
 
 
 def test_as_json_each_step_is_a_line(followed: Follow):
-    done = followed(*appends(HEAD + step(1), step(2)), more=(*NEVER, "--json"))
+    done = followed(*appends(HEAD + step(1), step(2)), more=(*QUICK, "--json"))
     (line,) = map(json.loads, done.stdout.splitlines())
     assert line["schema"] == "heddle.follow/1"
     assert (line["kind"], line["step"], line["seconds"]) == ("step", 1, 16.0)
@@ -223,7 +222,7 @@ def test_a_training_in_another_process_is_followed(tmp_path: Path):
     folder.mkdir()
     path = folder / "verl.jsonl"
     path.write_bytes(HEAD + step(1))
-    words = ["--set", "diagnose.follow_s=0", *NEVER]
+    words = ["--set", "diagnose.follow_s=0", *QUICK]
     with subprocess.Popen(
         [sys.executable, "-m", "heddle.cli", "diagnose", "--follow", str(folder), *words],
         stdout=subprocess.PIPE,
