@@ -12,6 +12,7 @@ const PART = {
 const title = (part) => PART[part][0];
 const tint = (part) => css(PART[part][1]);
 const MOST_ENGINES = 64;
+const LABELS = 24;
 const MEASURES = [["batch", "running"], ["waiting", "waiting"]];
 const viewed = { range: null, measure: "batch" };
 let page = null;
@@ -26,6 +27,7 @@ const span = () => viewed.range ?? [0, page.end_s];
 const section = (id, shown) => { byId(id).hidden = document.querySelector(`nav a[href="#${id}"]`).hidden = !shown; };
 const show = (id, shown) => { byId(id).closest("figure").hidden = !shown; };
 const tableOf = (id, heads, lines) => byId(id).replaceChildren(el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...lines));
+const spaced = (all, most) => all.filter((_, i) => i % Math.ceil(all.length / most) === 0);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
 function drawHead() {
@@ -83,7 +85,8 @@ function drawTimeline() {
   legendOf("timeline-legend", shown);
   byId("timeline-legend").hidden = !shown.size;
   byId("sampled").textContent = `Drag to zoom in on a time, double-click to see all again. ${names.length < trajectories
-    ? `${number(names.length)} of ${number(trajectories)} trajectories are drawn: the ${number(longest)} longest, the others at random; counts are of all.` : ""}`;
+    ? `${number(names.length)} of ${number(trajectories)} trajectories are drawn: the ${number(longest)} longest, the others at random; counts are of all.` : ""}${
+    page.engines.length > MOST_ENGINES ? ` ${number(spaced(page.engines, MOST_ENGINES).length)} of ${number(page.engines.length)} engines are drawn.` : ""}`;
   drawDid();
   drawEach();
   drawEngines();
@@ -141,8 +144,7 @@ function drawEach() {
     return cells;
   });
   const last = kinds.length;
-  const every = Math.ceil(names.length / 24);
-  const shown = names.map((_, row) => row).filter((row) => row % every === 0);
+  const shown = spaced(names.map((_, row) => row), LABELS);
   plot("each", [{
     type: "heatmap", z, x0: from + width / 2, dx: width, y0: 0, dy: 1, zmin: -0.5, zmax: last - 0.5, showscale: false, hoverinfo: "none", hoverongaps: false, ygap: names.length <= 80 ? 1 : 0,
     colorscale: kinds.flatMap((kind, k) => [[k / last, tint(kind)], [(k + 1) / last, tint(kind)]]),
@@ -173,8 +175,8 @@ function drawEngines() {
     type: "scatter", mode: "lines", name: text, x: at, y: at.map((_, i) => engines.reduce((sum, each) => sum + each[name][i], 0)),
     line: { shape: "hvh", width: 1.6, color: tint(name === "batch" ? "decode" : "queue") }, hovertemplate: "%{y:,.1f} %{fullData.name}<extra></extra>",
   })), { height: 190, hovermode: "x", margin: room(), shapes: shades(), xaxis: timeAxis(), yaxis: axis("requests", { rangemode: "tozero", fixedrange: true, automargin: false }) }, zooms);
-  const every = Math.ceil(engines.length / MOST_ENGINES);
-  const drawn = engines.filter((_, i) => i % every === 0);
+  const drawn = spaced(engines, MOST_ENGINES);
+  const named = spaced(drawn.map((_, i) => i), LABELS);
   choice("measure", MEASURES, viewed.measure, (value) => {
     viewed.measure = value;
     drawEngines();
@@ -186,7 +188,7 @@ function drawEngines() {
     colorscale: [[0, css(`--low${shade}`)], [0.5, css(`--mid${shade}`)], [1, css(`--high${shade}`)]], colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11, color: css("--soft") }, x: 1.01 },
   }], {
     height: Math.min(Math.max(drawn.length * 20, 90), 520) + 50, margin: room(), xaxis: timeAxis(),
-    yaxis: axis("", { automargin: false, range: [drawn.length - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, tickvals: drawn.map((_, i) => i), ticktext: drawn.map((each) => shortened(each.engine)) }),
+    yaxis: axis("", { automargin: false, range: [drawn.length - 0.5, -0.5], autorange: false, fixedrange: true, showgrid: false, tickvals: named, ticktext: named.map((i) => shortened(drawn[i].engine)) }),
   }, zooms);
   tableOf("busy", ["engine", "busy", "idle while some wait", "mean batch"].map((text) => el("th", { scope: "col" }, text)), engines.map((each) => el("tr", {},
     el("td", {}, each.engine), valued(each.busy_s / page.measured_s, percent), valued(each.idle_waiting_s / page.measured_s, percent), valued(each.mean_batch, tenths))));
