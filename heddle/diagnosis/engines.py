@@ -3,7 +3,8 @@
 import numpy as np
 
 from heddle.diagnosis.intervals import requests_over_time
-from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step, means
+from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
+from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Floats
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -50,6 +51,10 @@ def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
     length = np.diff(times)
     edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
     queued = sum(waiting[:-1] for _, waiting in per_engine.values())
+
+    def binned(now: Floats) -> tuple[float, ...]:
+        return tuple(mean_within(edges, times[:-1], times[1:], now).round(2).tolist())
+
     found = []
     for name, (running, waiting) in per_engine.items():
         now = running[:-1]
@@ -60,8 +65,8 @@ def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
                 busy_s=busy_s,
                 idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
                 mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
-                batch=_binned(times, now, edges),
-                waiting=_binned(times, waiting[:-1], edges),
+                batch=binned(now),
+                waiting=binned(waiting[:-1]),
             )
         )
     return found
@@ -70,8 +75,3 @@ def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
 def _total(seen: ObservedSteps, part: str) -> float:
     column = seen.engines.get(f"{part}_s")
     return 0.0 if column is None else float(np.nansum(column.values))
-
-
-def _binned(times: Floats, now: Floats, edges: Floats) -> tuple[float, ...]:
-    passed = np.append(0.0, np.cumsum(now * np.diff(times)))
-    return means(np.diff(np.interp(edges, times, passed)), edges)

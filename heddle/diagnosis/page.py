@@ -6,10 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from heddle.diagnosis.intervals import PARTS, Intervals, intervals, spans
-from heddle.diagnosis.parts import means
 from heddle.diagnosis.remedies import Remedy
 from heddle.diagnosis.verdict import WORDS, Diagnosis
-from heddle.reports.curves import time_within
+from heddle.reports.curves import mean_within
 from heddle.reports.page.columns import tick
 from heddle.reports.page.html import SHARED, filled, packed
 from heddle.runs.journal_columns import Bools, Floats, Ints
@@ -85,7 +84,7 @@ def _did(cut: Intervals, begin_s: float, end_s: float) -> dict[str, list[float]]
     for code, name in enumerate(PARTS):
         own = cut.of(cut.part == code)
         if len(own.part):
-            found[name] = list(means(np.diff(time_within(edges, own.start_s, own.end_s)), edges))
+            found[name] = mean_within(edges, own.start_s, own.end_s).round(2).tolist()
     return found
 
 

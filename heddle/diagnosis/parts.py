@@ -22,7 +22,7 @@ from heddle.diagnosis.intervals import (
     requests_over_time,
     spans,
 )
-from heddle.reports.curves import time_within
+from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
 from heddle_trace.importers.clocks import SLACK_S
@@ -303,25 +303,18 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
         both = np.concatenate([own.start_s, waiting.start_s])
         either_s = _covered(both, np.concatenate([own.end_s, waiting.end_s]))
         sent = waiting.of(waiting.engine == code)
-        running_s, waiting_s = (
-            np.diff(time_within(edges, each.start_s, each.end_s)) for each in (own, sent)
-        )
+        running, queued = (mean_within(edges, each.start_s, each.end_s) for each in (own, sent))
         found.append(
             EngineTime(
                 engine=name,
                 busy_s=alone_s,
                 idle_waiting_s=either_s - alone_s,
-                mean_batch=float(running_s.sum()) / alone_s if alone_s else 0.0,
-                batch=means(running_s, edges),
-                waiting=means(waiting_s, edges),
+                mean_batch=float(running @ np.diff(edges)) / alone_s if alone_s else 0.0,
+                batch=tuple(running.round(2).tolist()),
+                waiting=tuple(queued.round(2).tolist()),
             )
         )
     return found
-
-
-def means(seconds: Floats, edges: Floats) -> tuple[float, ...]:
-    """Seconds within equal times as numbers that were there on average."""
-    return tuple((seconds / max(edges[1] - edges[0], 1e-9)).round(2).tolist())
 
 
 def _covered(start_s: Floats, end_s: Floats) -> float:

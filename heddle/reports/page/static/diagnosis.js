@@ -240,18 +240,10 @@ function drawAll() {
   drawRemedies();
 }
 
-async function begin() {
-  if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the page: it cannot unpack the data");
-  page = await unpack();
+begin((unpacked) => {
+  page = unpacked;
   drawAll();
   addExports(page);
   showMeanings();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  document.body.dataset.ready = "true";
-}
-
-begin().catch((error) => {
-  document.body.dataset.ready = "failed";
-  byId("notes").replaceChildren(el("p", { class: "note" }, `The page could not be drawn: ${error.message}`));
-  throw error;
 });
