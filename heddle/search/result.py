@@ -142,12 +142,10 @@ def search(
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
-    Candidates are the `policies`, all shipped ones by default, at every TP degree of the profile
-    and with numbers of running steps `slots`, by default all that make sense; with `speculation`,
-    which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it; with
-    `roles`, also with engines that prefill and engines that decode. `comes` is the policy that they
-    are compared with as it comes. Where `budget_s` is spent, or
-    at a signal unless `keeps_best` is False, the best so far is judged.
+    Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
+    that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
+    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
+    prefill. When `budget_s` is spent, or at a signal with `keeps_best`, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
