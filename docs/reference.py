@@ -15,10 +15,9 @@ CLI, CONFIG = DOCS / "cli.md", DOCS / "config.md"
 MARK = "<!-- Below is made from the code by `python docs/reference.py`; a test compares both. -->\n"
 HEAD = """# Keys of heddle.toml
 
-Made from the code by `python docs/reference.py`; a test compares both. `heddle config explain KEY`
-prints the same, `heddle config init` writes a file with all of them, and
-[Command line](cli.md#configuration) says where they are read. A key without a default, where that
-means something, has *none*.
+Made by `python docs/reference.py`. `heddle config explain KEY` prints the same, `heddle config
+init` writes a file of all, and [Command line](cli.md#configuration) says where they are read. A key
+without a default has *none*.
 """
 
 

@@ -69,12 +69,18 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnoseSettings:
-    """How `heddle diagnose` finds remedies, and what it keeps."""
+    """How `heddle diagnose` finds remedies and follows logs, and what it keeps."""
 
     budget_s: Annotated[float, Bounds(0, below=1e9)] = 20.0
-    """Seconds after which its search begins no further simulations; 0: no search."""
+    """Seconds after which its search starts nothing more; 0: none."""
     observed: str = ""
-    """File, *.jsonl or *.jsonl.gz, to write the measured steps to, as `heddle.observed/1`."""
+    """File, *.jsonl or *.jsonl.gz, of the measured steps as `heddle.observed/1`."""
+    page: str = ""
+    """File, *.html, of a page about it; replaced."""
+    follow_s: Annotated[float, Bounds(0, below=1e9)] = 5.0
+    """Seconds between looks of `--follow`; 20 times those of reading, if longer."""
+    follow_moved: Annotated[float, Bounds(0, below=1e9)] = 0.2
+    """Change of parts, lengths or tool times at which `--follow` searches again."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "diagnose.")

@@ -55,16 +55,16 @@ class RuntimeConfig:
     """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
     run already, by URL, for `heddle serve`."""
     executor: Literal["processes", "ray"] = "processes"
-    """Where simulated runs are computed: in processes here, or as tasks of a Ray cluster: that of
-    RAY_ADDRESS, else of this machine. `heddle compare` and `heddle loop` read this."""
+    """Where `heddle compare` and `heddle loop` simulate: in processes here, or as tasks of a Ray
+    cluster, that of RAY_ADDRESS or this machine."""
     launcher: Literal["local", "ray"] = "local"
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     drafter: str = ""
     """Folder of the head or model that makes drafts, for cluster.speculation of `eagle3` or
     `draft_model`."""
     text: str = ""
-    """File of text (*.gz too) that prompts of `heddle run` are taken from, in place of drawn
-    tokens: by the model's tokenizer, or as bytes where it has none."""
+    """File of text (*.gz too) for prompts of `heddle run`, in place of drawn tokens: by the model's
+    tokenizer, or as bytes."""
     model_dir: str = ""
     """Folder of the model that vLLM serves."""
     time_scale: Annotated[float, Bounds(above=0, most=1e6)] = 1.0
@@ -93,11 +93,11 @@ class RuntimeConfig:
     """Seconds that an engine holds a trajectory's KV after a step, for short tool calls; 0: only
     the prefix cache keeps it."""
     start_limit_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = 600.0
-    """An engine that is not ready after this time is ended and started again. So is one that
-    computes for so long without a message."""
+    """An engine that is not ready after this time, or computes for so long without a message, is
+    started again."""
     hang_s: Annotated[float, Bounds(above=0, most=_MOST_S)] = HANG_S
-    """A ready engine that is silent and does not compute for this many seconds has hung: it is
-    ended and started again. Of engines by URL: one that does not answer `/health` for so long."""
+    """A ready engine that neither answers nor computes for so many seconds is started again. Of
+    engines by URL: one that does not answer `/health`."""
     tokenizer: bool = False
     """Load the model's tokenizer into engines: clients of a gateway may then set stop strings, bad
     words and structured outputs."""
@@ -119,9 +119,8 @@ class ServeConfig:
     """Clients of a gateway; only `heddle serve` reads this."""
 
     arrivals: Literal["auto", "batch", "open"] = "auto"
-    """How trajectories come, for the policy `heddle`: `batch`, many at once, and the end of the
-    last counts; `open`, at any time, and the mean time of each counts; `auto`, as is observed while
-    the gateway runs. Another policy is taken as it is."""
+    """How trajectories come, for the policy `heddle`: `batch`, at once, and the last end counts;
+    `open`, at any time, and their mean time counts; `auto`, as is observed meanwhile."""
     max_open: Annotated[int | None, Bounds(1, 1_000_000)] = None
     """Requests at once; more get status 429. None: 65,536, or what the limit on files permits."""
     idle_s: Annotated[float, Bounds(0, 1e9)] = 1800.0

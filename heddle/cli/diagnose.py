@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,9 +29,18 @@ LEAST: Final = 0.0005
 @click.argument("sources", nargs=-1, required=True, metavar="LOGS...|RUN")
 @config_files
 @settings_option
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="LOGS are a folder that a training writes to: a line for each step when it is complete",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables")
 def diagnose(
-    sources: tuple[str, ...], configs: tuple[Path, ...], settings: tuple[str, ...], as_json: bool
+    sources: tuple[str, ...],
+    configs: tuple[Path, ...],
+    settings: tuple[str, ...],
+    follow: bool,
+    as_json: bool,
 ) -> None:
     """Say where the time of your steps went: one sentence, parts that sum to it, and remedies.
 
@@ -41,14 +50,25 @@ def diagnose(
 
     Remedies are settings that the trajectories are simulated under, on the cluster that [cluster]
     describes (of a RUN, its own), compared with its policy and engines. diagnose.budget_s limits
-    their search; diagnose.observed writes the measured steps to a file.
+    their search; diagnose.observed writes the measured steps to a file, diagnose.page a page.
+
+    --follow ends with ctrl-C. It says when the recommended setting changes, because lengths or
+    tools do; remedies are searched again when these, or the parts, move by diagnose.follow_moved.
     """
+    from heddle.cli.outputs import new_file
     from heddle.cli.tables import show_verdict
     from heddle.diagnosis.verdict import diagnosed
     from heddle_trace.observed.files import write_observed
 
     options = {"configs": configs}
     config, _ = take_config(sources, options, settings, usual=USUAL, logs=True)
+    if follow:
+        from heddle.cli.follow import follow as followed
+
+        require(len(sources) == 1, "--follow takes one folder")
+        followed(Path(sources[0]), config, as_json=as_json)
+    if config.diagnose.page:
+        new_file(Path(config.diagnose.page), force=True)
     steps, config, name = _read(sources, config)
     if config.diagnose.observed:
         write_observed(config.diagnose.observed, steps.header, steps.observations())
@@ -56,11 +76,18 @@ def diagnose(
     if not as_json:
         show_verdict(found.sentence)
         _show(found)
-    remedies, why_none = _remedies(steps, config)
+    remedies, why_none = found_remedies(steps, config)
     if as_json:
         click.echo(json.dumps(found.plain(remedies, why_none), allow_nan=False))
     else:
-        _show_remedies(remedies, why_none)
+        show_remedies(remedies, why_none)
+    if config.diagnose.page:
+        from heddle.cli.outputs import write
+        from heddle.diagnosis.page import page
+
+        made = page(found, steps, remedies, why_none)
+        write(Path(config.diagnose.page), made)
+        click.echo(f"{config.diagnose.page}: {len(made) / 1e6:.1f} MB", err=True)
 
 
 def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Config, str]":
@@ -85,11 +112,15 @@ def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Con
     return steps, config, name
 
 
-def read_steps(sources: Sequence[str], logs: "LogSettings") -> "tuple[ObservedSteps, str]":
-    """Read logs, and say what was left out; return their format, too."""
+def read_steps(
+    sources: Sequence[str], logs: "LogSettings", *, growing: bool = False
+) -> "tuple[ObservedSteps, str]":
+    """Read logs, and say what was left out unless they are growing; return their format, too."""
     from heddle_trace.observed.reading import read_observed
 
-    read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad)
+    read = read_observed(sources, format=logs.format, skip_bad=logs.skip_bad, growing=growing)
+    if growing:
+        return read.steps, read.format
     for what, count in {**read.notes.dropped, **read.notes.assumed}.items():
         click.echo(f"{count:,} {what}", err=True)
     for path in read.foreign:
@@ -147,8 +178,13 @@ def _show(found: "Diagnosis") -> None:
         fact("absent", f"not recorded, so part of others or unaccounted: {', '.join(found.absent)}")
 
 
-def _remedies(steps: "ObservedSteps", config: "Config") -> "tuple[list[Remedy], str]":
-    """Remedies, or why there are none."""
+def found_remedies(
+    steps: "ObservedSteps", config: "Config", of: Container[str] | None = None
+) -> "tuple[list[Remedy], str]":
+    """Remedies, or why there are none.
+
+    `of` are the trajectories to simulate if not all; a signal is then raised.
+    """
     from heddle.cli.progress import progress
     from heddle.diagnosis.remedies import remedies
     from heddle_trace import Trace
@@ -158,18 +194,21 @@ def _remedies(steps: "ObservedSteps", config: "Config") -> "tuple[list[Remedy], 
     if not budget_s:
         return [], "diagnose.budget_s is 0"
     records = records_of(steps, config.logs.workload or "agent")
+    records = [each for each in records if of is None or each.trajectory_id in of]
     if not records:
         return [], "no output tokens are recorded, without which nothing can be simulated"
     config = replace(config, missing=rules_of(Trace("measured", records, ""), config.missing))
     with progress("searching remedies"):
         try:
-            found = remedies(config, records, budget_s, config.plan.framework)
+            framework = config.plan.framework
+            found = remedies(config, records, budget_s, framework, keeps_best=of is None)
         except ValueError as error:
             return [], str(error)
     return found, "" if found else "no other setting is significantly faster in simulation"
 
 
-def _show_remedies(remedies: "Sequence[Remedy]", why_none: str) -> None:
+def show_remedies(remedies: "Sequence[Remedy]", why_none: str) -> None:
+    """Print each with its block."""
     if why_none:
         click.echo(f"no remedies: {why_none}")
     for number, each in enumerate(remedies, start=1):

@@ -75,6 +75,7 @@ KEYS: Final[Mapping[str, str]] = {
     "--switch-timeout-s": "loop.switch_timeout_s = 180",
     "--executor": 'runtime.executor = "ray"',
     "--objective": 'plan.objective = "cost"',
+    "--budget-s": "plan.budget_s = 60",
     "--figure": 'report.figure = "figure.svg"',
     "--report": "report.page = true",
     "--no-report": "report.page = false",

@@ -16,7 +16,9 @@ PERFETTO = (".json", ".json.gz")
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.argument(
+    "runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...|LOGS..."
+)
 @click.option(
     "-o",
     "--out",
@@ -27,15 +29,21 @@ PERFETTO = (".json", ".json.gz")
 )
 @click.option("--force", is_flag=True, help="Replace a page or Perfetto file that is there")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-def report(runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool) -> None:
+@click.pass_context
+def report(
+    context: click.Context, runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool
+) -> None:
     """Show the figures of runs side by side, and draw them. A comparison's folder is its runs.
 
     With -o FILE.html: one page with summary, timeline, plan, differences and every trajectory,
     which needs no network. It also shows a run that is under way or broke off, as far as it goes.
+    Of LOGS, which are measured steps, it is the page of `heddle diagnose`, with heddle.toml.
     With -o FILE.json.gz: one run as a timeline for Perfetto or chrome://tracing.
     Otherwise: a table, and running steps per engine, completion, active trajectories and queueing
     delay as PNG files.
     """
+    from heddle.cli.diagnose import diagnose
+    from heddle.cli.outputs import new_file
     from heddle.runs.comparison_folder import in_order_of_table
     from heddle.runs.files import MANIFEST
 
@@ -45,7 +53,13 @@ def report(runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool)
     runs = tuple(dict.fromkeys(each for path in runs for each in _runs_of(path)))
     runs = tuple(in_order_of_table(runs))
     name = "" if out is None else out.name.lower()
-    if out is not None and name.endswith(PERFETTO):
+    if out is not None and name.endswith(PAGE) and all(map(_measured, runs)):
+        new_file(out, force)
+        settings = (f"diagnose.page={json.dumps(str(out))}",)
+        context.invoke(
+            diagnose, sources=[*map(str, runs)], configs=(), settings=settings, as_json=as_json
+        )
+    elif out is not None and name.endswith(PERFETTO):
         _perfetto(runs, out, force)
         _written(runs, out, "perfetto", as_json)
     elif out is not None and name.endswith(PAGE):
@@ -65,6 +79,18 @@ def _runs_of(path: Path) -> list[Path]:
     if path.is_dir() and not (path / MANIFEST).exists():
         return shown_runs(path) or [path]
     return [path]
+
+
+def _measured(path: Path) -> bool:
+    """Whether it is logs, and no run or folder of runs."""
+    from heddle.runs.comparison_folder import INDEX, PAGE
+    from heddle.runs.files import MANIFEST
+    from heddle_trace.importers.folders import within
+
+    if path.is_dir():
+        files = [file.name for file in within(path)]
+        return bool(files) and MANIFEST not in files
+    return path.is_file() and path.name not in (INDEX, PAGE)
 
 
 def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bool = True) -> None:

@@ -106,11 +106,8 @@ class ClusterConfig:
     report_interval_s: Annotated[float, Bounds(MIN_REPORT_S, below=1e9)] = REPORT_INTERVAL_S
     """Seconds between two reports of an engine's counters to the policy."""
     engine_start_s: Annotated[float | None, Bounds(0, below=1e9)] = None
-    """Seconds from the start of an engine until it is ready, while a rollout runs. None: the
-    measured time of the profile, or 60 without one.
-
-    Engines that are started before the first dispatch take no time of the run.
-    """
+    """Seconds until an engine that starts during a rollout is ready. None: as the profile measured,
+    or 60. Those that start before the first dispatch take no time."""
     standby_tp: tuple[int, ...] = ()
     """TP degrees of engines that are asleep on the GPUs of the others, to take their place."""
     standby_start_s: Annotated[float | None, Bounds(0, below=1e9)] = None

@@ -4,6 +4,7 @@ import numpy as np
 
 from heddle.diagnosis.intervals import requests_over_time
 from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
+from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Floats
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -37,31 +38,40 @@ def diagnose_engines(
         parts=parts,
         trajectories=0,
         longest=0,
+        tail=None,
         running_over=0,
     )
-    engines = []
-    for name, (running, _) in per_engine.items():
+    return [step], [], sampled_engines(seen, step)
+
+
+def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
+    """Times of the engines whose metrics were sampled, over all steps."""
+    times, per_engine = requests_over_time(seen)
+    times = np.clip(times, steps[0].start_s, steps[-1].end_s)
+    length = np.diff(times)
+    edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
+    queued = sum(waiting[:-1] for _, waiting in per_engine.values())
+
+    def binned(now: Floats) -> tuple[float, ...]:
+        return tuple(mean_within(edges, times[:-1], times[1:], now).round(2).tolist())
+
+    found = []
+    for name, (running, waiting) in per_engine.items():
         now = running[:-1]
         busy_s = float(length[now > 0].sum())
-        engines.append(
+        found.append(
             EngineTime(
                 engine=name,
                 busy_s=busy_s,
                 idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
                 mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
-                batch=_binned(times, now),
+                batch=binned(now),
+                waiting=binned(waiting[:-1]),
             )
         )
-    return [step], [], engines
+    return found
 
 
 def _total(seen: ObservedSteps, part: str) -> float:
     column = seen.engines.get(f"{part}_s")
     return 0.0 if column is None else float(np.nansum(column.values))
-
-
-def _binned(times: Floats, now: Floats) -> tuple[float, ...]:
-    passed = np.append(0.0, np.cumsum(now * np.diff(times)))
-    edges = np.linspace(times[0], times[-1], BINS + 1)
-    width_s = max(edges[1] - edges[0], 1e-9)
-    return tuple((np.diff(np.interp(edges, times, passed)) / width_s).round(2).tolist())

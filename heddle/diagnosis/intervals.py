@@ -29,8 +29,8 @@ class Intervals:
     start_s: Floats
     end_s: Floats
 
-    def of(self, kept: Bools) -> "Intervals":
-        """Some of them."""
+    def of(self, kept: Bools | Ints) -> "Intervals":
+        """Some of them, or all in another order."""
         return Intervals(
             *(
                 getattr(self, name)[kept]

@@ -22,7 +22,7 @@ from heddle.diagnosis.intervals import (
     requests_over_time,
     spans,
 )
-from heddle.reports.curves import time_within
+from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
 from heddle_trace.importers.clocks import SLACK_S
@@ -34,7 +34,7 @@ LEAST: Final = 8
 """Trajectories of a step below which none is the longest."""
 PHASES: Final = ("training", "update", "reward", "other")
 """Of a trainer; the first of them that is under way takes the time."""
-BINS: Final = 50
+BINS: Final = 100
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
 )
@@ -52,6 +52,8 @@ class Step:
     trajectories: int
     longest: int
     """Trajectories that are left in the part `tail`."""
+    tail: tuple[float, float] | None
+    """When the first and the last second of it passed."""
     running_over: int
     """Trajectories that go on in the next step."""
 
@@ -63,6 +65,8 @@ class CriticalPath:
     trajectory: str
     lasts_s: float
     parts: dict[str, float]
+    intervals: tuple[tuple[str, float, float], ...]
+    """Its parts in order, each with start and end in seconds since the start of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ class EngineTime:
     """While it was busy."""
     batch: tuple[float, ...]
     """Requests in each of `BINS` equal times."""
+    waiting: tuple[float, ...]
+    """Requests that wait for it, or for any and then come to it, in each."""
 
 
 class StepsError(ValueError):
@@ -160,6 +166,7 @@ def _alone(
         parts=parts,
         trajectories=len(codes),
         longest=0,
+        tail=None,
         running_over=0,
     )
     return [step], paths, []
@@ -176,12 +183,20 @@ def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
 
 
 def _path(window: _Window, code: int, cut: Intervals, name: str) -> CriticalPath:
-    own = cut.of((cut.trajectory == code) & (cut.start_s < window.end_s))
-    seconds = np.maximum(own.end_s - np.maximum(own.start_s, window.start_s), 0.0)
+    reached = (cut.end_s > window.start_s) & (cut.start_s < window.end_s)
+    own = cut.of((cut.trajectory == code) & reached)
+    own = own.of(np.argsort(own.start_s, kind="stable"))
+    begun_s = np.maximum(own.start_s, window.start_s)
     lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
     late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
-    parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, seconds)}
-    return CriticalPath(trajectory=name, lasts_s=lasts_s, parts=_accounted(parts, lasts_s))
+    parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, own.end_s - begun_s)}
+    times = ((each - window.start_s).round(6).tolist() for each in (begun_s, own.end_s))
+    return CriticalPath(
+        trajectory=name,
+        lasts_s=lasts_s,
+        parts=_accounted(parts, lasts_s),
+        intervals=tuple(zip((PARTS[part] for part in own.part.tolist()), *times, strict=True)),
+    )
 
 
 class _Grid:
@@ -226,6 +241,7 @@ def _step(
     longest = max(1, len(last_s) // TAIL) if len(last_s) >= LEAST else 0
     since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
     tail = free_active & (grid.edges[:-1] >= since_s)
+    at = np.flatnonzero(tail)
     serving, waits = _serving(grid, cut, seen)
     waiting, rest = cut.of(waits), cut.of(~waits)
     parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
@@ -241,6 +257,7 @@ def _step(
         parts=_accounted(found, window.end_s - window.start_s),
         trajectories=len(last_s),
         longest=longest,
+        tail=(float(grid.edges[at[0]]), float(grid.edges[at[-1] + 1])) if len(at) else None,
         running_over=int((last_s > window.end_s + SLACK_S).sum()),
     )
 
@@ -285,14 +302,16 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
         alone_s = _covered(own.start_s, own.end_s)
         both = np.concatenate([own.start_s, waiting.start_s])
         either_s = _covered(both, np.concatenate([own.end_s, waiting.end_s]))
-        running_s = np.diff(time_within(edges, own.start_s, own.end_s))
+        sent = waiting.of(waiting.engine == code)
+        running, queued = (mean_within(edges, each.start_s, each.end_s) for each in (own, sent))
         found.append(
             EngineTime(
                 engine=name,
                 busy_s=alone_s,
                 idle_waiting_s=either_s - alone_s,
-                mean_batch=float(running_s.sum()) / alone_s if alone_s else 0.0,
-                batch=tuple((running_s / max(edges[1] - edges[0], 1e-9)).round(2).tolist()),
+                mean_batch=float(running @ np.diff(edges)) / alone_s if alone_s else 0.0,
+                batch=tuple(running.round(2).tolist()),
+                waiting=tuple(queued.round(2).tolist()),
             )
         )
     return found

@@ -45,8 +45,12 @@ def remedies(
     records: list[TrajectoryRecord],
     budget_s: float | None,
     framework: str | None,
+    *,
+    keeps_best: bool = True,
 ) -> list[Remedy]:
     """Search what is better than the policy and engines of `config`, the largest saving first.
+
+    A signal ends the search with the best so far, or is raised if `keeps_best` is False.
 
     Raises:
         ValueError: the trajectories cannot be replayed; the message says why.
@@ -62,6 +66,7 @@ def remedies(
             budget_s=budget_s,
             workspace=shared,
             comes=config.policy.preset,
+            keeps_best=keeps_best,
         )
         ran = found.as_it_comes
         if ran is None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from heddle.diagnosis.engines import diagnose_engines
+from heddle.diagnosis.engines import diagnose_engines, sampled_engines
 from heddle.diagnosis.parts import CriticalPath, EngineTime, Step, diagnose
 from heddle.diagnosis.remedies import Remedy
 from heddle_trace.observed.columns import ObservedSteps
@@ -80,9 +80,9 @@ class Diagnosis:
 
     def words(self, name: str) -> str:
         """What a part is."""
-        if name != "tail":
-            return WORDS[name]
         steps = [step for step in self.steps if step.parts.get("tail")]
+        if name != "tail" or not steps:
+            return WORDS[name]
         longest, of = (
             round(sum(getattr(step, field) for step in steps) / len(steps))
             for field in ("longest", "trajectories")
@@ -118,6 +118,8 @@ def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
     """
     of = diagnose_engines if not steps.count and steps.engines else diagnose
     measured, paths, engines = of(steps)
+    if not engines and steps.engines:
+        engines = sampled_engines(steps, *measured)
     known = {name for name in TIMES if name in steps.requests or name in steps.engines}
     known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
     absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]

@@ -56,11 +56,19 @@ def at_least(delay_s: Floats) -> Curve:
     return delay_s[rank], share[rank]
 
 
+def mean_within(edges: Floats, begin: Floats, end: Floats, weight: Floats | None = None) -> Floats:
+    """How many of the intervals hold a time, on average between each two edges."""
+    lasts_s = np.maximum(np.diff(edges), 1e-9)
+    return np.maximum(np.diff(time_within(edges, begin, end, weight)) / lasts_s, 0.0)
+
+
 def time_within(edges: Floats, begin: Floats, end: Floats, weight: Floats | None = None) -> Floats:
     """The time in the intervals before each edge, all added up, each times its weight (1).
 
     Intervals that end before they begin count as none.
     """
+    # Unix times are too large to be added up.
+    edges, begin, end = (each - edges[0] for each in (edges, begin, end))
     real = end > begin
     weights = np.ones(int(real.sum())) if weight is None else weight[real]
     return _time_since(edges, begin[real], weights) - _time_since(edges, end[real], weights)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from heddle.reports.colours import DASHES, policy_colour, policy_dashes
-from heddle.reports.curves import at_least, completion, thin, under_way
+from heddle.reports.curves import at_least, completion, mean_within, thin, under_way
 from heddle.reports.labels import labels
 from heddle.runs import Run
 from heddle.runs.files import write_whole
@@ -180,9 +180,7 @@ def _timeline(run: Run, label: str) -> Figure:
 def running_by_engine(run: Run) -> tuple[Floats, float, list[str]]:
     """Mean running steps in `TIME_BINS` bins; the end in seconds; the shape of each engine.
 
-    A row for each engine in order of start, or the mean of as many as `MAX_ENGINES` rows allow. The
-    integral of running steps is piecewise linear between dispatches and ends, so that its
-    differences at the edges of the bins are exact.
+    A row for each engine in order of start, or the mean of as many as `MAX_ENGINES` rows allow.
     """
     journal = of_table(run.journal)
     d = dispatches(journal)
@@ -198,13 +196,7 @@ def running_by_engine(run: Run) -> tuple[Floats, float, list[str]]:
     rows = []
     for a, b in zip(begin, after, strict=True):
         mine = by_engine[a:b]
-        times = np.concatenate((d.dispatched_s[mine], d.ended_s[mine])) - start
-        change = np.repeat([1.0, -1.0], len(mine))
-        order = np.argsort(times, kind="stable")
-        times, running = np.append(0.0, times[order]), np.append(0.0, np.cumsum(change[order]))
-        area = np.append(0.0, np.cumsum(running[:-1] * np.diff(times)))
-        # After its last end nothing runs, and the integral stays as it is.
-        rows.append(np.diff(np.interp(edges, times, area)) / np.diff(edges))
+        rows.append(mean_within(edges, d.dispatched_s[mine] - start, d.ended_s[mine] - start))
     grid = np.array(rows).reshape(len(rows), TIME_BINS)
     if len(grid) > MAX_ENGINES:
         groups = np.array_split(np.arange(len(grid)), MAX_ENGINES)

@@ -104,12 +104,15 @@ class Race:
         """Whether the time of the search is spent."""
         return self._ends_s is not None and time.monotonic() >= self._ends_s
 
-    def completes(self, rounds: Callable[[], None]) -> bool:
-        """Make the rounds. False: the time or, after the first round, a signal ended them."""
+    def completes(self, rounds: Callable[[], None], *, keeps_best: bool = True) -> bool:
+        """Make the rounds. False: the time or, after the first round, a signal ended them.
+
+        With `keeps_best` False a signal is raised.
+        """
         try:
             rounds()
         except KeyboardInterrupt:
-            if not self.ranked():
+            if not keeps_best or not self.ranked():
                 raise
             self._ends_s = time.monotonic()
         return not self.over

@@ -138,15 +138,14 @@ def search(
     workspace: Workspace | None = None,
     on_round: OnRound | None = None,
     comes: str = FIRST,
+    keeps_best: bool = True,
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
-    Candidates are the `policies`, all shipped ones by default, at every TP degree of the profile
-    and with numbers of running steps `slots`, by default all that make sense; with `speculation`,
-    which is ``best`` or ``METHOD:best[:ACCEPTANCE]``, the best of them at each setting of it; with
-    `roles`, also with engines that prefill and engines that decode. `comes` is the policy that they
-    are compared with as it comes. Where `budget_s` is spent, or
-    at a signal, the best so far is judged.
+    Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
+    that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
+    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
+    prefill. When `budget_s` is spent, or at a signal with `keeps_best`, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -167,7 +166,8 @@ def search(
     candidates = settings.variants(config, names, shared)
     race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     race.simplicity = cache(lambda each: _simplicity(each, config, shared))
-    complete = race.completes(partial(_rounds, race, config, candidates, slots, tried, shared))
+    rounds = partial(_rounds, race, config, candidates, slots, tried, shared)
+    complete = race.completes(rounds, keeps_best=keeps_best)
     own = [
         drafted(c, tried[:1])
         for c in candidates

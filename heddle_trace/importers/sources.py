@@ -55,6 +55,8 @@ class SourceFile:
 
     path: Path
     label: str
+    growing: bool = False
+    """It is being written: it may end in the middle of a record, which is left for later."""
 
     @contextmanager
     def opened(self) -> Iterator[BinaryIO]:
@@ -77,12 +79,15 @@ class SourceFile:
                 where = f"{self.path}: line {number + 1}"
                 try:
                     line = stream.readline(MAX_LINE_BYTES + 1)
+                    if self.growing and not line.endswith(b"\n"):
+                        return
                     too_long = len(line) > MAX_LINE_BYTES and not line.endswith(b"\n")
                     while too_long and not line.endswith(b"\n"):
                         line = stream.readline(MAX_LINE_BYTES) or b"\n"
                 except BREAKS as error:
                     notes.line = b""
-                    notes.damage(where, break_message(error))
+                    if not self._goes_on(error):
+                        notes.damage(where, break_message(error))
                     return
                 if not line:
                     notes.line = b""
@@ -112,7 +117,8 @@ class SourceFile:
                 try:
                     value = next(found, _END)
                 except BREAKS as error:
-                    notes.damage(f"{self.path}: after record {number}", break_message(error))
+                    if not self._goes_on(error):
+                        notes.damage(f"{self.path}: after record {number}", break_message(error))
                     return
                 if value is _END:
                     return
@@ -143,13 +149,17 @@ class SourceFile:
                     with notes.guard(where):
                         yield where, _unpacked(archive, name)
 
+    def _goes_on(self, error: BaseException) -> bool:
+        """Whether the file ends too early because it is being written."""
+        return self.growing and isinstance(error, EOFError | ijson.IncompleteJSONError)
+
     @property
     def zipped(self) -> bool:
         with _as_trace_error(self.path), self.path.open("rb") as stream:
             return stream.read(4) == _ZIP
 
 
-def sources(paths: Sequence[str | Path]) -> list[SourceFile]:
+def sources(paths: Sequence[str | Path], *, growing: bool = False) -> list[SourceFile]:
     """Files of an import, each labelled with the shortest unique end of its path.
 
     Raises TraceError for what is no readable file, and for a file that is named twice.
@@ -166,7 +176,8 @@ def sources(paths: Sequence[str | Path]) -> list[SourceFile]:
             raise TraceError(f"{path}: is a pipe or a device; save it to a file first")
         if seen.setdefault(path.resolve(), path) is not path:
             raise TraceError(f"{path}: is named twice; name each file once")
-    return [SourceFile(path, label) for path, label in zip(named, _labels(named), strict=True)]
+    labels = _labels(named)
+    return [SourceFile(path, label, growing) for path, label in zip(named, labels, strict=True)]
 
 
 def _labels(paths: Sequence[Path]) -> list[str]:

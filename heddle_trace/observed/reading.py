@@ -51,15 +51,21 @@ class ReadSteps:
 
 
 def read_observed(
-    paths: Sequence[str | Path], *, format: str = AUTO, skip_bad: bool = False
+    paths: Sequence[str | Path],
+    *,
+    format: str = AUTO,
+    skip_bad: bool = False,
+    growing: bool = False,
 ) -> ReadSteps:
     """Read the measured steps of files and folders, or of a trace; `format` is that of logs.
+
+    Files that are `growing` may end in the middle of a record.
 
     Raises TraceError, naming file and line, for what is damaged, holds several runs, or has no
     times; with `skip_bad` damaged records are left out and counted.
     """
     notes = Notes(skip_bad=skip_bad)
-    files = sources([file for path in paths for file in _files(Path(path))])
+    files = sources([file for path in paths for file in _files(Path(path))], growing=growing)
     if not files:
         raise TraceError(f"{paths[0]}: the folder holds no file; name one with logs or runs")
     shown = {source: head_of(source) for source in files}

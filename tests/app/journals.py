@@ -21,7 +21,7 @@ Heddle: TypeAlias = Callable[..., Result]
 ONE_RUN = ("compare", "--policies", "verl", "--set", "report.page=false")
 """Words of a command that simulates one run; a further --policies names another policy."""
 
-BRIEF = ("--budget-s", "0.001")
+BRIEF = ("--set", "plan.budget_s=0.001")
 """With which `heddle plan` ends its search after the first round."""
 
 

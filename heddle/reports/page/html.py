@@ -19,10 +19,9 @@ from heddle.runs.comparison_folder import said_of
 from heddle.runs.record import record
 
 SCHEMA = "heddle.reports.page/1"
+SHARED = ("data", "look", "exports")
 SCRIPTS = (
-    "data",
-    "look",
-    "exports",
+    *SHARED,
     "link",
     "why",
     "overlays",
@@ -77,28 +76,35 @@ def page(
             for fact, figures, part in zip(run_facts, summaries, parts, strict=True)
         ],
     }
+    title = f"{head['trace']}: {', '.join(fact['label'] for fact in run_facts)}"
+    return filled("runs", title, SCRIPTS, packed(head, [part.columns for part in parts]))
+
+
+def filled(body: str, title: str, scripts: Sequence[str], data: bytes) -> bytes:
+    """The file: `static/BODY.html` within the frame of all pages, scripts, and `packed` data."""
     static = files("heddle.reports.page") / "static"
-    text = (static / "page.html").read_text(encoding="utf-8")
-    title = ", ".join(fact["label"] for fact in run_facts)
-    filled = {
-        "title": _plain(f"{head['trace']}: {title}"),
-        "style": style_sheet() + (static / "page.css").read_text(encoding="utf-8"),
+
+    def read(name: str) -> str:
+        return (static / name).read_text(encoding="utf-8")
+
+    slots = {
+        "title": _plain(title),
+        "style": style_sheet() + read("page.css"),
+        "body": read(f"{body}.html"),
         "plotly": plotly_script(),
-        "data": base64.b64encode(packed(head, parts)).decode("ascii"),
-        "script": "\n".join(
-            (static / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS
-        ),
+        "data": base64.b64encode(data).decode("ascii"),
+        "script": "\n".join(read(f"{name}.js") for name in scripts),
     }
     # Split, not replaced one after the other: no filled-in text is searched for a slot again.
-    pieces = text.split("{{")
+    pieces = read("page.html").split("{{")
     made = [pieces[0]]
     for piece in pieces[1:]:
         name, _, rest = piece.partition("}}")
-        made += [filled[name], rest]
+        made += [slots[name], rest]
     return "".join(made).encode("utf-8", errors="replace")
 
 
-def packed(head: Mapping[str, Any], runs: Sequence[Columns]) -> bytes:
+def packed(head: Mapping[str, Any], runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> bytes:
     """JSON and columns in one compressed block: length of the JSON, the JSON, the columns.
 
     The JSON says of each column its type and where it begins, counted from the end of the JSON.
@@ -108,7 +114,7 @@ def packed(head: Mapping[str, Any], runs: Sequence[Columns]) -> bytes:
     listed = []
     for run in runs:
         tables: dict[str, dict[str, list[Any]]] = {}
-        for table, own in run.columns.items():
+        for table, own in run.items():
             tables[table] = {}
             for name, values in own.items():
                 kind = f"u{8 * values.dtype.itemsize}"

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from heddle.reports.curves import time_within
+from heddle.reports.curves import mean_within
 from heddle.runs.record import Record
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.tables import Ints
 
 ACTIVITY_BINS = 2080
 """Four times as many as the page draws: it can be zoomed in on a quarter."""
@@ -98,12 +98,4 @@ def activity(record: Record) -> dict[str, list[float]]:
         "tool": (ended[calls], until[calls]),
     }
     edges = np.linspace(0.0, max(end_s, 1e-9), ACTIVITY_BINS + 1)
-    return {
-        state: np.round(_mean_count(edges, *each), 2).tolist() for state, each in intervals.items()
-    }
-
-
-def _mean_count(edges: Floats, begin: Floats, end: Floats) -> Floats:
-    """How many of the intervals hold a time, on average between each two edges."""
-    area = time_within(edges, begin, end)
-    return np.maximum(np.diff(area) / np.diff(edges), 0.0)
+    return {state: mean_within(edges, *each).round(2).tolist() for state, each in intervals.items()}

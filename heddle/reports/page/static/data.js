@@ -18,9 +18,21 @@ async function unpack() {
         run[table][name] = new arrays[kind](block, 4 + size + from, length);
       }
     }
-    index(run, head.names.length);
   });
   return head;
+}
+
+// Unpack the page, let `start` draw it, and say so where that fails.
+async function begin(start) {
+  try {
+    if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the page: it cannot unpack the data");
+    start(await unpack());
+    document.body.dataset.ready = "true";
+  } catch (error) {
+    document.body.dataset.ready = "failed";
+    byId("notes").replaceChildren(el("p", { class: "note" }, `The page could not be drawn: ${error.message}`));
+    throw error;
+  }
 }
 
 // Where each trajectory's dispatches begin, and which row of the run a name of the page has.

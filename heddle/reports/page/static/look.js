@@ -27,7 +27,7 @@ function number(value) {
 }
 
 const seconds = (value) => (value === null ? "–" : `${number(Math.abs(value) >= 1000 ? Math.round(value) : value)} s`);
-const tenths = (value) => (value === null ? "–" : value.toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 }));
+const tenths = (value) => (value === null ? "–" : (Math.abs(value) < 0.05 ? 0 : value).toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 }));
 const signed = (value) => `${value > 0 ? "+" : value < 0 ? "−" : "±"}${tenths(Math.abs(value))}`;
 
 function legend(id, entries) {

@@ -122,9 +122,9 @@ function straggler(run) {
 
 let page = null;
 
-async function begin() {
-  if (!("DecompressionStream" in window)) throw new Error("this browser is too old for the page: it cannot unpack the data");
-  page = await unpack();
+function start(unpacked) {
+  page = unpacked;
+  page.runs.forEach((run) => index(run, page.names.length));
   page.follow = (name) => {
     page.followed = name;
     listed.from = -1;
@@ -138,7 +138,6 @@ async function begin() {
   showMeanings();
   followAddress(page);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(page));
-  document.body.dataset.ready = "true";
   // What the address points at has moved down while the page was drawn.
   if (address.section) goTo(address.section);
 }
@@ -159,8 +158,4 @@ function reopen(page) {
   address.quiet = false;
 }
 
-begin().catch((error) => {
-  document.body.dataset.ready = "failed";
-  byId("notes").replaceChildren(el("p", { class: "note" }, `The page could not be drawn: ${error.message}`));
-  throw error;
-});
+begin(start);
