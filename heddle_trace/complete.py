@@ -331,12 +331,10 @@ class _Filler:
         parts = [
             f"{gap.name} in {gap.open:,} places (first: {self._at(gap.first)})" for gap in refused
         ]
-        flags = " ".join(
-            f"--missing-{gap.name.replace('_', '-')} {self._advice(gap)}" for gap in refused
-        )
+        rules = " ".join(f"--set missing.{gap.name}={self._advice(gap)}" for gap in refused)
         return (
             f"{self.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
-            f"unasked: choose what to do, such as {flags}"
+            f"unasked: choose what to do, such as {rules}"
         )
 
     def _advice(self, gap: Gap) -> str:

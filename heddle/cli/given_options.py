@@ -8,7 +8,7 @@ from click.core import ParameterSource
 
 SEARCHED: Final = (
     *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs", "policies"),
-    *("seeds", "wide", "out", "tp", "max_running", "speculation", "settings"),
+    *("seeds", "wide", "budget_s", "out", "tp", "max_running", "speculation", "settings"),
 )
 """Parameters that the command of a recommendation says itself, or does not have."""
 FOUND: Final = (

@@ -133,7 +133,10 @@ def _options(
 
 _EVERY = [flag for flag, *_ in CLUSTER]
 replayed = _options(_EVERY, out=True)
-_NOT_OF_ENGINES = ("--gpus", "--tp", "--speculation", "--history", "--over-capacity")
+_NOT_OF_ENGINES = (
+    *("--gpus", "--tp", "--speculation"),
+    *("--history", "--over-capacity", "--missing-tool-s"),
+)
 _ON_ENGINES = [flag for flag in _EVERY if flag not in _NOT_OF_ENGINES]
 run_on_engines = _options(_ON_ENGINES, out=True)
 looped = _options([flag for flag in _EVERY if flag != "--over-capacity"])

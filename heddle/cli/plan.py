@@ -54,6 +54,12 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @click.option("--wide", is_flag=True, help="All that was tried, too")
 @click.option(
+    "--budget-s",
+    type=float,
+    default=None,
+    help="Seconds after which a search begins no further simulations [none]",
+)
+@click.option(
     "--export",
     type=click.Path(path_type=Path),
     multiple=True,
@@ -75,6 +81,7 @@ def plan(
     sweeps: tuple[str, ...],
     as_json: bool,
     wide: bool,
+    budget_s: float | None,
     export: tuple[Path, ...],
     **options: Any,
 ) -> None:
@@ -83,8 +90,8 @@ def plan(
     All shipped policies, each at every TP degree and number of running steps, and with
     --speculation best at each setting of it, are simulated on rollouts that are drawn from half of
     the prompts. The last five are judged on the other half; an interval is that of one rollout.
-    --max-running fixes the number of running steps. ctrl-C, and the end of plan.budget_s, give
-    the best so far. With --sweep cluster.roles=best, some engines may only prefill.
+    --max-running fixes the number of running steps. ctrl-C, and the end of --budget-s, give the
+    best so far. With --sweep cluster.roles=best, some engines may only prefill.
 
     With --sweep cluster.gpus=8,16 or cluster.gpu=h100,h200, a --deadline or a --budget, each
     cluster is searched, and one is taken. prices.h100 sets dollars.
@@ -102,7 +109,7 @@ def plan(
     best = "cluster.roles" in swept
     options["speculation"], speculation = best_speculation(options["speculation"])
     given = given_keys(options, settings)
-    config, _ = take_replayed(sources, options, settings, roles_tried=best)
+    config, _ = take_replayed(sources, options, settings, plan__budget_s=budget_s, roles_tried=best)
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is None:

@@ -179,8 +179,8 @@ def _summary(stats: TraceStats) -> list[str]:
         lines.append(f"recorded in the steps {first:,} to {last:,} of training")
     gaps = {name: count for name, count in stats.gaps.items() if count}
     for name, count in gaps.items():
-        flag = f"--missing-{name.replace('_', '-')}"
-        lines.append(f"not recorded: {name} in {count:,} places; to replay, choose {flag}")
+        rule = f"--set missing.{name}=RULE"
+        lines.append(f"not recorded: {name} in {count:,} places; to replay, choose {rule}")
     return lines
 
 

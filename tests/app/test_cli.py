@@ -307,7 +307,7 @@ def test_a_bad_trace_is_named(
 
 def test_missing_values_are_not_taken_for_zero(refused: Callable[..., str], trace: Path):
     trace.write_text(trace.read_text().replace('"tool_s": 0.5', '"tool_s": null'))
-    assert "--missing-tool-s" in refused(*ONE_RUN, trace)
+    assert "--set missing.tool_s=" in refused(*ONE_RUN, trace)
 
 
 def test_two_traces_are_one_too_many(refused: Callable[..., str], trace: Path):

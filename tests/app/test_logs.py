@@ -104,7 +104,7 @@ def test_a_trace_is_taken_as_it_is(heddle: Heddle, tmp_path: Path):
     trace = tmp_path / "t.jsonl"
     steps = (call(30, tool_s=None), step(9))
     write_trace(trace, [record(*steps, trajectory_id=f"{n}", group_id="g") for n in range(4)])
-    assert "--missing-tool-s" in heddle("compare", trace, *FEW).stderr
+    assert "--set missing.tool_s=" in heddle("compare", trace, *FEW).stderr
     done = heddle("compare", trace, *FEW, "--missing-tool-s", 2, "--json")
     assert done.exit_code == 0, done.output
     assert "logs" not in json.loads(done.stdout)

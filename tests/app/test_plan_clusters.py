@@ -132,6 +132,7 @@ def test_roles_are_searched(heddle: Heddle, coding: Path):
     [
         (("--set", "cluster.roles=prefill=1,decode=1", "--sweep", "cluster.gpus=2,4"), "one GPU"),
         (("--sweep", "cluster.gpus=1,2", "--set", "report.figure=a.bmp"), "a.bmp"),
+        (("--budget-s", "-1"), "--budget-s -1.0: plan.budget_s must be from 0"),
         (("--sweep", "cluster.gpu=nvidia"), "nvidia"),
     ],
 )

@@ -356,7 +356,7 @@ def test_a_history_of_the_same_prompts_is_refused(
     assert "--history none" in said
     other = tmp_path / "other.jsonl"
     write_trace(other, synth("coding", 64, seed=99, samples_per_group=8))
-    done = heddle("plan", coding, *ON[:-1], other, "--set", "plan.budget_s=0")
+    done = heddle("plan", coding, *ON[:-1], other, "--budget-s", 0)
     assert done.exit_code == 0, done.output
 
 

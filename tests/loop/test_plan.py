@@ -26,7 +26,6 @@ from heddle.search.result import SearchResult
 from heddle.search.verdict import verdict_of_search
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
-from tests.app.journals import BRIEF
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +169,9 @@ BATCHES = [
 def test_the_command_of_the_answer_runs_what_was_planned(trace: str):
     words = [trace, *BATCHES, "--set", "loop.train_backend=fsdp", "--set", "seed=3"]
     chosen = ["--regimes", "sync", "--sweep", "loop.train_gpus=4", "--sweep", "cluster.tp=1"]
-    planned = json.loads(invoke("plan", *words, *chosen, "--max-running", "64", *BRIEF, "--json"))
+    planned = json.loads(
+        invoke("plan", *words, *chosen, "--max-running", "64", "--budget-s", "0.001", "--json")
+    )
     best = planned["recommended"]
     assert best["loop"]["batch_s"] == best["makespan_s"]
     assert (best["gpus"], best["loop"]["train_gpus"]) == (8, 4)
@@ -186,7 +187,7 @@ def test_the_command_of_the_answer_runs_what_was_planned(trace: str):
 def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
     printed = invoke(
         *("plan", trace, *BATCHES, "--regimes", "best", "--set", "loop.colocated=true"),
-        *("--sweep", "cluster.tp=2", "--max-running", "64", *BRIEF),
+        *("--sweep", "cluster.tp=2", "--max-running", "64", "--budget-s", "0.001"),
     )
     assert "--regimes sync --policy verl --tp 2 --max-running 64" in " ".join(printed.split())
     assert "trained in turn" in " ".join(printed.split())
@@ -195,7 +196,7 @@ def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
 def test_several_clusters_of_a_loop_are_searched(trace: str):
     printed = invoke(
         *("plan", trace, *BATCHES[:-4], "--model", "qwen3-8b", "--regimes", "sync"),
-        *("--sweep", "cluster.gpus=8,16", "--max-running", "64", *BRIEF, "--json"),
+        *("--sweep", "cluster.gpus=8,16", "--max-running", "64", "--budget-s", "0.001", "--json"),
     )
     found = json.loads(printed)
     assert {row["gpus"] for row in found["clusters"]} == {8, 16}

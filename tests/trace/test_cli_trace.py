@@ -35,7 +35,7 @@ def test_describe_prints_tables_and_names_the_flag_for_each_gap(good):
     assert done.exit_code == 0
     assert "1 trajectories in 1 groups" in done.stdout
     assert "1,508" in done.stdout
-    assert "--missing-tool-s" in done.stdout
+    assert "--set missing.tool_s=RULE" in done.stdout
     assert "--missing-output-tokens" not in done.stdout
     assert done.stderr == ""
 

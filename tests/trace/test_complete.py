@@ -64,7 +64,7 @@ def test_gaps_are_refused_by_default_all_fields_at_once_with_the_flags():
 
 def test_where_nothing_is_recorded_the_refusal_does_not_advise_sampling():
     made = trace(record(call(tool_s=None, tool_tokens=None), step()))
-    with pytest.raises(TraceError, match="--missing-tool-s typical --missing-tool-tokens zero"):
+    with pytest.raises(TraceError, match="--set missing.tool_s=typical --set missing.tool_tokens=zero"):
         complete(made, rules=MissingRules(), seed=0)
 
 
