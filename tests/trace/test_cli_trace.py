@@ -30,13 +30,13 @@ def bad(tmp_path):
     return path
 
 
-def test_describe_prints_tables_and_names_the_flag_for_each_gap(good):
+def test_describe_prints_tables_and_names_the_key_for_each_gap(good):
     done = run("describe", good)
     assert done.exit_code == 0
     assert "1 trajectories in 1 groups" in done.stdout
     assert "1,508" in done.stdout
     assert "--set missing.tool_s=RULE" in done.stdout
-    assert "--missing-output-tokens" not in done.stdout
+    assert "missing.output_tokens" not in done.stdout
     assert done.stderr == ""
 
 
