@@ -34,6 +34,8 @@ LEAST: Final = 8
 """Trajectories of a step below which none is the longest."""
 PHASES: Final = ("training", "update", "reward", "other")
 """Of a trainer; the first of them that is under way takes the time."""
+AVERAGES: Final = ("env_start", "llm", "tool", "rollout", "tail")
+"""Of rollouts whose trajectories were not recorded one by one."""
 BINS: Final = 50
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
@@ -229,8 +231,9 @@ def _step(
     serving, waits = _serving(grid, cut, seen)
     waiting, rest = cut.of(waits), cut.of(~waits)
     parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
-    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
-    parts["idle"] = grid.sum(free & (active == 0))
+    waited_s = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
+    parts["tail"] = parts.get("tail", 0.0) + waited_s
+    parts["idle"] = grid.sum(free & (active == 0)) if seen.count else 0.0
     parts |= _sums(rest.part, grid.within(share * ~tail, rest))
     parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
     found = {name: value for name, value in parts.items() if value > 0.0}
@@ -246,10 +249,10 @@ def _step(
 
 
 def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]:
-    """Seconds of each phase of the trainer, and the times in which it does nothing."""
+    """Seconds of each phase, and the times in which none is under way."""
     parts: dict[str, float] = {}
     free = np.ones(len(grid.length), bool)
-    for name in PHASES:
+    for name in PHASES if seen.count else (*PHASES, *AVERAGES):
         own = np.array([(p.start_s, p.end_s) for p in seen.phases if p.phase == name])
         if len(own):
             now = free & (grid.under_way(own[:, 0], own[:, 1]) > 0)
