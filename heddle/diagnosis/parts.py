@@ -25,6 +25,7 @@ from heddle.diagnosis.intervals import (
 from heddle.reports.curves import time_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
+from heddle_trace.columns import Codes
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -37,6 +38,8 @@ PHASES: Final = ("training", "update", "reward", "other")
 AVERAGES: Final = ("env_start", "llm", "tool", "rollout", "tail")
 """Of rollouts whose trajectories were not recorded one by one."""
 BINS: Final = 50
+_BLOCK: Final = 1 << 18
+"""Intervals that are computed at once: memory for them does not grow with the log."""
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
 )
@@ -167,7 +170,7 @@ def _alone(
     return [step], paths, []
 
 
-def _sums(part: Ints, seconds: Floats) -> dict[str, float]:
+def _sums(part: Codes, seconds: Floats) -> dict[str, float]:
     found = np.bincount(part, weights=seconds, minlength=len(PARTS)).tolist()
     return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
 
@@ -191,7 +194,9 @@ class _Grid:
 
     def __init__(self, window: _Window, marks: Sequence[Floats]) -> None:
         ends = self._ends = (window.start_s, window.end_s)
-        self.edges = np.unique(np.clip(np.concatenate([*marks, ends]), *ends))
+        every = np.concatenate([*marks, ends])
+        np.clip(every, *ends, out=every).sort()
+        self.edges = every[np.append(True, every[1:] != every[:-1])]
         self.length = np.diff(self.edges)
 
     def under_way(self, start_s: Floats, end_s: Floats) -> Ints:
@@ -205,9 +210,13 @@ class _Grid:
     def within(self, weight: Floats, own: Intervals) -> Floats:
         """Seconds of each interval, weighted by the time in which they pass."""
         passed = np.append(0.0, np.cumsum(self.length * weight))
-        ends = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
-        before, after = (np.interp(times, self.edges, passed) for times in ends)
-        return np.asarray(after - before, np.float64)
+        found = np.zeros(len(own.start_s))
+        for at in range(0, len(found), _BLOCK):
+            block = slice(at, at + _BLOCK)
+            for times, sign in ((own.end_s, 1.0), (own.start_s, -1.0)):
+                within = np.clip(times[block], *self._ends)
+                found[block] += sign * np.interp(within, self.edges, passed)
+        return found
 
     def sum(self, where: Bools) -> float:
         return float(self.length[where].sum())
@@ -217,10 +226,12 @@ def _step(
     window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
 ) -> Step:
     cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
-    marks = [first_s, last_s, *(getattr(cut.of(cut.computing), n) for n in ("start_s", "end_s"))]
+    busy = cut.of(cut.computing)
+    marks = [first_s, last_s, busy.start_s, busy.end_s]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
     marks += [seen.engines["time_s"].values] if seen.engines else []
     grid = _Grid(window, marks)
+    del busy, marks
     parts, free = _trainer(grid, seen)
     active = grid.under_way(first_s, last_s)
     free_active = free & (active > 0)

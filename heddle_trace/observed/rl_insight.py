@@ -126,7 +126,7 @@ def _generation(raw: dict[str, Any], found: dict[str, Any], host: str, is_sessio
     if not 0.0 <= end_s - start_s <= MAX_WAIT_S:
         raise DamagedError(f"span lasts {end_s - start_s:g} s, which no generation does")
     turn = whole(found.get("turn"))
-    turn = turn if isinstance(turn, int) and 0 <= turn <= MAX_STEPS else 0
+    turn = turn if type(turn) is int and 0 <= turn <= MAX_STEPS else 0
     if is_session:
         return _Span(start_s, end_s, host, turn, None)
     tools, uid = parsed_text(found.get("tools")), found.get("uid")

@@ -1,6 +1,7 @@
 """Measured steps in the formats of others: round trips of our own, clocks of hosts, bad input."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -299,6 +300,8 @@ SUMMARY = (FIXTURES / "agent_perf_bench_summary.jsonl").read_text()
 RESULTS = (FIXTURES / "agent_perf_bench.json").read_text()
 TIMELINE = (FIXTURES / "rollout_4.trace_timeline_cache.json").read_text()
 PRIME = (FIXTURES / "prime_rl.jsonl").read_text()
+VLLM = (FIXTURES / "vllm.prom").read_text()
+NEMO = (FIXTURES / "nemo_rl.json").read_text()
 
 
 BAD = {
@@ -314,6 +317,12 @@ BAD = {
     "no clock": ("a.json", RESULTS.replace("dispatch_started", "d"), "only durations, on no clock"),
     "two rows": ("a.jsonl", SUMMARY + SUMMARY, "is a second run: keep the row of one"),
     "no duration": ("a.jsonl", SUMMARY.replace("50.0", "0.0"), "duration_s: expected float > 0.0"),
+    "many": ("a.prom", VLLM.replace(" 2.0 ", " 1e308 "), "running: 1e+308 is too large"),
+    "far": (
+        "a.json",
+        re.sub(r'"ts": ?\d+', '"ts": 1e300', NEMO),
+        "e+294 is too large",
+    ),
     "a cut row": ("a.jsonl", PRIME[:-30], "line 5: malformed JSON"),
     "tokens": ("a.jsonl", PRIME.replace('prompt_tokens": 40', 'prompt_tokens": -4'), "prompt_tok"),
 }
