@@ -83,14 +83,15 @@ def large(kind: str, megabytes: int, folder: Path) -> None:
             while stream.tell() < megabytes << 20:
                 stream.write(LARGE[kind](number, rng))
                 number += 1
-        begun_s = time.monotonic()
+        begun_s, cpu_s = time.monotonic(), time.process_time()
         read = read_observed([path])
         took_s = time.monotonic() - begun_s
         found = diagnosed(read.steps, read.format)
         print(
             f"{kind}: {path.stat().st_size / 1e6:,.0f} MB, {read.steps.count:,} requests of "
             f"{number:,} trajectories: read in {took_s:.1f} s, diagnosed in "
-            f"{time.monotonic() - begun_s - took_s:.1f} s, peak {peak_mib():,} MiB; "
+            f"{time.monotonic() - begun_s - took_s:.1f} s, of which CPU "
+            f"{time.process_time() - cpu_s:.1f} s; peak {peak_mib():,} MiB; "
             f"{found.total_s:.0f} s measured"
         )
     finally:

@@ -44,7 +44,8 @@ class Intervals:
     @property
     def computing(self) -> Bools:
         """Whether an engine computes in each."""
-        return np.isin(self.part, [PARTS.index(name) for name in COMPUTING])
+        found: Bools = np.isin(PARTS, COMPUTING)[self.part]
+        return found
 
 
 def intervals(seen: ObservedSteps) -> Intervals:
@@ -55,7 +56,10 @@ def intervals(seen: ObservedSteps) -> Intervals:
     at_s = _not_before(trajectory, *(seen.column(n).values[order] for n in ("start_s", "end_s")))
     engine = seen.column("engine").ints[order]
     moved, again = _repeated(seen, order, trajectory, engine)
-    of, by = trajectory.astype(np.int32), engine.astype(np.int32)
+    # By start: searches for places in a step then touch memory in order.
+    place = np.argsort(at_s, kind="stable")
+    order, at_s, moved, again = (each[place] for each in (order, at_s, moved, again))
+    of, by = trajectory[place].astype(np.int32), engine[place].astype(np.int32)
     found: list[tuple[Codes, Codes, Codes, Floats, Floats]] = []
     for code, name in enumerate(TIMES):
         seconds = seen.seconds(name)[order] if name in seen.requests else None

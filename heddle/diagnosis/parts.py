@@ -292,13 +292,14 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
     """Times of the engines that requests name, over all steps."""
     begin_s, end_s = steps[0].start_s, steps[-1].end_s
     edges = np.linspace(begin_s, end_s, BINS + 1)
-    waiting = cut.of(cut.part == QUEUE)
+    waits = cut.of(cut.part == QUEUE)
+    waiting = _merged(waits.start_s, waits.end_s)
     found = []
     for code, name in enumerate(seen.column("engine").words):
         own = cut.of((cut.engine == code) & cut.computing)
         alone_s = _covered(own.start_s, own.end_s)
-        both = np.concatenate([own.start_s, waiting.start_s])
-        either_s = _covered(both, np.concatenate([own.end_s, waiting.end_s]))
+        both = (own.start_s, own.end_s), waiting
+        either_s = _covered(*(np.concatenate(times) for times in zip(*both, strict=True)))
         running_s = np.diff(time_within(edges, own.start_s, own.end_s))
         found.append(
             EngineTime(
@@ -310,6 +311,16 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
             )
         )
     return found
+
+
+def _merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """The same times in intervals that do not overlap."""
+    order = np.argsort(start_s)
+    start_s, reach = start_s[order], np.maximum.accumulate(end_s[order])
+    after = start_s[1:] > reach[:-1]
+    return start_s[np.append(True, after)[: len(order)]], reach[
+        np.append(after, True)[: len(order)]
+    ]
 
 
 def _covered(start_s: Floats, end_s: Floats) -> float:

@@ -109,7 +109,6 @@ def _row(request: ObservedRequest, ended_s: dict[str, float]) -> list[Any]:
     Raises:
         DamagedError: its clock goes backwards, or its parts are longer than it is.
     """
-    _bounded(request, "start_s", "end_s")
     before_s = ended_s.get(request.trajectory_id)
     start_s, end_s = request.start_s, request.end_s
     if start_s is None:
@@ -125,6 +124,8 @@ def _row(request: ObservedRequest, ended_s: dict[str, float]) -> list[Any]:
     parts_s = sum(parts)
     if end_s is None:
         end_s = start_s + parts_s
+    if not (abs(start_s) <= _MOST and abs(end_s) <= _MOST):
+        raise DamagedError(f"start_s: {start_s:g} or end_s: {end_s:g} is too large, or no number")
     if end_s < start_s - SLACK_S:
         raise DamagedError(f"end_s: the clock goes backwards by {start_s - end_s:,.3f} s")
     over_s = parts_s - (end_s - start_s)
