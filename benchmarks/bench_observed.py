@@ -29,6 +29,15 @@ LOGS: Final = Path(__file__).resolve().parents[1] / "tests" / "trace" / "observe
 SLOW_S: Final = 2.0
 LAST: Final = Path(tempfile.gettempdir())
 """Folder for the inputs of faults."""
+HEADER: Final = (
+    '{"type":"observed","schema":"heddle.observed/1","source":"large","clock":"shared"}\n'
+)
+OTHERS: Final = (
+    '{"type":"phase","phase":"training","start_s":700.0,"end_s":750.0,"rl_step":1}\n'
+    '{"type":"phase","phase":"step","start_s":0.0,"end_s":760.0,"rl_step":1}\n'
+    '{"type":"engine","engine":"e0","time_s":1.0,"running":3,"waiting":1,"queue_s":2.5}\n'
+    '{"type":"engine","engine":"e0","time_s":90.0,"running":0,"waiting":0,"queue_s":0.5}\n'
+)
 ROUND: Final = 32
 """Turns of a trajectory of a large log."""
 
@@ -42,6 +51,7 @@ def damage(count: int, seed: int) -> None:
     """Read damaged samples, and print what came of them."""
     rng, outcomes, faults = Random(seed), Counter[str](), Counter[str]()
     samples = [(path.name, path.read_bytes()) for path in sorted(LOGS.iterdir())]
+    samples.append(("own.jsonl", f"{HEADER}{_observed(0, Random(0))}{OTHERS}".encode()))
     begun_s, slowest_s = time.monotonic(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
@@ -78,8 +88,7 @@ def large(kind: str, megabytes: int, folder: Path) -> None:
     try:
         with path.open("w") as stream:
             if kind == "observed":
-                stream.write('{"type":"observed","schema":"heddle.observed/1","source":"large",')
-                stream.write('"clock":"shared"}\n')
+                stream.write(HEADER)
             while stream.tell() < megabytes << 20:
                 stream.write(LARGE[kind](number, rng))
                 number += 1

@@ -337,6 +337,27 @@ def test_damaged_logs_are_one_message(refused: Callable[..., str], tmp_path: Pat
     assert str(tmp_path / name) in message
 
 
+@pytest.mark.parametrize("text", [SKYRL, SLIME], ids=["skyrl", "slime"])
+def test_logs_of_two_runs_in_a_folder_are_refused(
+    refused: Callable[..., str], tmp_path: Path, text: str
+):
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.log").write_text(text)
+    said = refused("diagnose", tmp_path)
+    assert "one.log and " in said
+    assert "are two runs, each with a clock of its own: name one" in said
+
+
+def test_of_two_sources_in_a_folder_one_has_to_be_named(
+    refused: Callable[..., str], tmp_path: Path
+):
+    (tmp_path / "a.log").write_text(SKYRL)
+    (tmp_path / "b.log").write_text(SLIME)
+    said = refused("diagnose", tmp_path)
+    assert "a.log is skyrl, " in said
+    assert "are measured steps of two sources; name the files of one" in said
+
+
 def test_damaged_records_are_left_out_on_request(heddle: Heddle, tmp_path: Path):
     path = tmp_path / "a.log"
     path.write_text(SKYRL[:-160])
