@@ -82,7 +82,7 @@ def _request(row: _Request, number: int, notes: Notes) -> Iterator[ObservedReque
         trajectory_id=identifier(f"{number if row.session_id is None else row.session_id}"),
         step=row.turn_index or 0,
         start_s=row.dispatch_started_at_ms / 1e3,
-        queue_s=row.client_queue_wait_ms / 1e3,
+        queue_s=row.client_queue_wait_ms / 1e3 or None,
         prefill_s=row.ttft_ms / 1e3,
         decode_s=max(0.0, row.e2el_ms - row.ttft_ms) / 1e3,
         input_tokens=row.input_tokens,

@@ -70,8 +70,9 @@ class RlInsight(ObservedFormat):
                 with notes.guard(str(sources[0].path)):
                     offsets = _offsets(lanes, clocks, notes)
             for _, spans in lanes:
-                moved = [(where, span.moved(offsets.get(span.host, 0.0))) for where, span in spans]
-                made = sorted((s for s in moved if s[1].request), key=lambda each: each[1].start_s)
+                if offsets:
+                    spans = [(at, span.moved(offsets.get(span.host, 0.0))) for at, span in spans]
+                made = sorted((s for s in spans if s[1].request), key=lambda each: each[1].start_s)
                 for step, ((where, each), after) in enumerate(zip_longest(made, made[1:])):
                     assert each.request is not None
                     more: dict[str, Any] = {"step": step, "start_s": each.start_s}

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from heddle.runs import load_run
 from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.reading import read_observed
 from heddle_trace.observed.schema import ObservedRequest
-from tests.app.journals import Heddle
+from tests.app.journals import Heddle, last_run
 from tests.app.test_diagnose import FIXTURES, QUICK, answered, seen
 from tests.app.test_verify import answered as verified
 from tests.app.test_verify import check_exact, recorded, spans, stated
@@ -31,8 +30,10 @@ def own(run: Path) -> list[ObservedRequest]:
 
 
 def by_trajectory(made: list[ObservedRequest]) -> Iterator[list[ObservedRequest]]:
-    made = sorted(made, key=lambda each: (each.trajectory_id, each.start_s))
-    return (list(rows) for _, rows in groupby(made, key=lambda each: each.trajectory_id))
+    found: dict[str, list[ObservedRequest]] = {}
+    for each in made:
+        found.setdefault(each.trajectory_id, []).append(each)
+    return (sorted(rows, key=lambda each: each.start_s or 0.0) for rows in found.values())
 
 
 def llm_s(each: ObservedRequest) -> float:
@@ -201,6 +202,21 @@ def test_what_ran_is_predicted_exactly_from_formats_with_tokens(
 ):
     (tmp_path / name).write_text(write(own(run)))
     check_exact(verified(heddle, tmp_path / name, *stated("verl")), within_s=1e-4)
+
+
+def test_of_a_benchmark_prefill_holds_the_queue_of_the_engine(heddle: Heddle, tmp_path: Path):
+    heddle("trace", "synth", "math", "--trajectories", 12, "--samples", 1, "-o", "all.jsonl")
+    lines = [json.loads(line) for line in Path("all.jsonl").read_text().splitlines()]
+    alone = [{**row, "steps": [{**row["steps"][0], "tool": None, "tool_s": None}]} for row in lines]
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in alone))
+    words = ("--policies", "verl", "--gpus", 1, "--max-running", 4, "--set", "report.page=false")
+    done = heddle("compare", "t.jsonl", *words)
+    assert done.exit_code == 0, done.output
+    made = own(last_run())
+    assert sum(each.queue_s or 0.0 for each in made) > 1.0
+    (tmp_path / "results.json").write_text(agent_perf_bench(made))
+    on = stated("verl", 1, "cluster.max_running=4", "logs.workload=math")
+    check_exact(verified(heddle, tmp_path / "results.json", *on), within_s=1e-3)
 
 
 def otlp(generations: list[dict[str, Any]], hosts: Callable[[int], tuple[str, float]]) -> str:
