@@ -58,7 +58,7 @@ def intervals(seen: ObservedSteps) -> Intervals:
     moved, again = _repeated(seen, order, trajectory, engine)
     # By start: searches for places in a step then touch memory in order.
     place = np.argsort(at_s, kind="stable")
-    order, at_s, moved, again = (each[place] for each in (order, at_s, moved, again))
+    order, at_s, moved, again = order[place], at_s[place], moved[place], again[place]
     of, by = trajectory[place].astype(np.int32), engine[place].astype(np.int32)
     found: list[tuple[Codes, Codes, Codes, Floats, Floats]] = []
     for code, name in enumerate(TIMES):
