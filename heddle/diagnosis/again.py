@@ -111,7 +111,7 @@ def _check(steps: ObservedSteps) -> None:
     if "output_tokens" not in steps.requests:
         raise ConfigError(
             "the logs lack sizes: no output tokens are recorded, which a simulation takes. "
-            "heddle.observed/1 and RL-Insight's spans have them"
+            "heddle.observed/1, RL-Insight's spans, traces of prime-rl and slime have them"
         )
     if steps.header.clock == "trajectory":
         raise ConfigError(
