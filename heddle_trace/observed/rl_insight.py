@@ -86,11 +86,12 @@ class RlInsight(ObservedFormat):
 def _offsets(
     lanes: Iterable[tuple[str, list[tuple[str, _Span]]]], clocks: HostClocks, notes: Notes
 ) -> dict[str, float]:
-    """By turn a generation follows another, and all are within their session."""
+    """A generation of a later turn follows, and all are within their session."""
     for _, spans in lanes:
         made = sorted((s for _, s in spans if s.request), key=lambda each: each.turn)
         for before, after in pairwise(made):
-            clocks.after(before.host, before.end_s, after.host, after.start_s)
+            if before.turn < after.turn:
+                clocks.after(before.host, before.end_s, after.host, after.start_s)
         for around in (span for _, span in spans if span.request is None):
             for each in made:
                 clocks.after(around.host, around.start_s, each.host, each.start_s)

@@ -39,6 +39,7 @@ SAMPLES = {
         "prefill": 4 / 3,
     },
     "rl_insight.jsonl": {"llm": 9.0, "tool": 3.0},
+    "rl_insight_hosts.jsonl": {"llm": 8.0, "tool": 2.0},
     "prime_rl.jsonl": {
         "llm": 6.5,
         "training": 5.0,

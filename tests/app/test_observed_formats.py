@@ -412,3 +412,12 @@ def test_a_trace_in_two_files_counts_once(heddle: Heddle, tmp_path: Path):
     read = read_observed([tmp_path])
     assert read.notes.dropped == {"traces that are in two files": 2}
     assert read.steps.count == 3
+
+
+def test_spans_without_turns_are_compared_with_their_session_alone(tmp_path: Path):
+    path = tmp_path / "spans.jsonl"
+    text = lane(("g", 20.0, 22.0), ("h", 1.0, 2.0), session=("g", 0.0, 30.0))
+    path.write_text(text.replace('"turn"', '"number"'))
+    read = read_observed([path])
+    assert not read.notes.assumed
+    assert read.steps.seconds("tool_s").tolist() == [18.0, 0.0]
