@@ -57,7 +57,7 @@ class AgentPerfBench(ObservedFormat):
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """A request each, or two samples of the engine."""
-        if sources[0].first("per_request", list[Any]) is not None:
+        if sources[0].first("per_request.item", dict[str, Any]) is not None:
             rows = sources[0].items(notes, "per_request.item", _Request)
             for number, (where, row) in enumerate(rows):
                 with notes.guard(where):

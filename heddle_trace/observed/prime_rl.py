@@ -20,6 +20,8 @@ from heddle_trace.observed.prime_rl_rows import Row, Trace
 from heddle_trace.observed.schema import ObservedRequest, Phase, PhaseName
 
 _ROWS: Final = msgspec.json.Decoder(Row)
+_KEYS: Final = ({"calls", "timing"}, {"task", "agent", "nodes"})
+"""Of a trace: the last come before a megabyte of its nodes is over."""
 
 
 class PrimeRl(ObservedFormat):
@@ -29,9 +31,9 @@ class PrimeRl(ObservedFormat):
         """Traces, episodes of them, or rows with the time of a step."""
         if head.any_row("step", "time", "time/step"):
             return True
-        inner = (row["traces"] for row in head.rows if isinstance(row.get("traces"), list))
-        traces = [*head.rows, *(t for each in inner for t in each if isinstance(t, dict))]
-        return any("calls" in each and "timing" in each for each in traces)
+        inner = (row["traces"] for row in head.objects if isinstance(row.get("traces"), list))
+        traces = [*head.objects, *(t for each in inner for t in each if isinstance(t, dict))]
+        return any(keys <= each.keys() for each in traces for keys in _KEYS)
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """Requests of traces, each trace once, and phases of the trainer."""

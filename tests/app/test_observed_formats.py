@@ -421,3 +421,12 @@ def test_spans_without_turns_are_compared_with_their_session_alone(tmp_path: Pat
     read = read_observed([path])
     assert not read.notes.assumed
     assert read.steps.seconds("tool_s").tolist() == [18.0, 0.0]
+
+
+def test_a_trace_of_megabytes_is_recognised_by_its_beginning(tmp_path: Path):
+    path = tmp_path / "traces.jsonl"
+    nodes = json.dumps({"nodes": [{"token_ids": [123456] * 200_000}]})[1:-1]
+    path.write_text(PRIME.splitlines()[0].replace('"nodes": []', nodes) + "\n")
+    assert path.stat().st_size > 1 << 20
+    read = read_observed([path])
+    assert (read.format, read.steps.count) == ("prime-rl", 2)
