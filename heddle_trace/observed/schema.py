@@ -45,7 +45,7 @@ class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """
 
     trajectory_id: Name
-    step: Annotated[int, msgspec.Meta(ge=0)]
+    step: RlStep
     group_id: Name | None = None
     rl_step: RlStep | None = None
     start_s: Moment | None = None

@@ -264,6 +264,7 @@ def test_a_trace_with_times_is_diagnosed_by_trajectory(heddle: Heddle, tmp_path:
         ([{"start_s": 0.0, "end_s": -5.0}], "line 2: end_s: the clock goes backwards by 5.000 s"),
         ([{"start_s": 0.0, "end_s": 1.0, "decode_s": 9.0}], "its parts take 9.000 s"),
         ([{"start_s": 0.0, "decode_s": -1.0}], "line 2: decode_s"),
+        ([{"start_s": 0.0, "decode_s": 1.0, "step": 2**63}], "line 2: step"),
         (
             [{"start_s": 0.0, "decode_s": 9.0}, {"step": 1, "start_s": 2.0, "decode_s": 1.0}],
             "line 3: start_s: begins 7.000 s before the request before it has ended",
