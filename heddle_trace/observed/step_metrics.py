@@ -27,6 +27,7 @@ from heddle_trace.observed.schema import PhaseName
 
 Metrics: TypeAlias = dict[str, float]
 _PAIR: Final = re.compile(rb"'([\w/]+)': (?:np\.float\d+\()?'?([-+]?\d[-+\w.]*)")
+_COLOUR: Final = re.compile(rb"\x1b\[[\d;]*m")
 _ROW: Final = msgspec.json.Decoder(dict[str, Any])
 _NUMBER: Final = ("trainer/global_step", "rollout/step", "_step", "step")
 
@@ -55,7 +56,7 @@ class StepMetrics(ObservedFormat):
         for label, (where, seen) in sorted(self._steps(sources[0], notes).items()):
             with notes.guard(where):
                 if self.total not in seen:
-                    notes.drop("steps that had not ended")
+                    notes.drop("steps without their time")
                     continue
                 for phase in clock.phases(label, seen[self.total], self.parts(seen)):
                     yield ParsedObservation(where, phase)
@@ -64,8 +65,9 @@ class StepMetrics(ObservedFormat):
         """Times of each step by its number, with the place of the first."""
         found: dict[int, tuple[str, Metrics]] = {}
         label: int | None = None
-        for where, line in source.lines(notes):
+        for where, coloured in source.lines(notes):
             with notes.guard(where):
+                line = _COLOUR.sub(b"", coloured)
                 if line.startswith(b'{"'):
                     row = decoded(line, _ROW)
                     label = next((_label(row[key]) for key in _NUMBER if key in row), None)

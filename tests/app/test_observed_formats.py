@@ -400,6 +400,7 @@ def test_exported_rows_of_a_tracker_are_the_steps_of_the_console(tmp_path: Path)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     read = read_observed([path])
     assert read.format == "skyrl"
+    assert not read.notes.dropped
     steps, _, _ = diagnose(read.steps)
     assert [step.parts["rollout"] for step in steps] == [6.0, 4.0]
     assert [step.label for step in steps] == [1, 2]
@@ -430,3 +431,14 @@ def test_a_trace_of_megabytes_is_recognised_by_its_beginning(tmp_path: Path):
     assert path.stat().st_size > 1 << 20
     read = read_observed([path])
     assert (read.format, read.steps.count) == ("prime-rl", 2)
+
+
+def test_lines_of_other_processes_and_colours_do_not_matter(tmp_path: Path):
+    prefix = "\x1b[36m(skyrl_entrypoint pid=9)\x1b[0m "
+    lines = [f"{prefix}{line}\x1b[0m" for line in SKYRL.splitlines()]
+    evaluated = f"{prefix}Step 0: \n{{'eval/all/avg_score': '0.5000', 'timing/eval': '3.0'}}\n"
+    (tmp_path / "ray.log").write_text(evaluated + "\n".join(lines) + "\n")
+    (tmp_path / "plain.log").write_text(SKYRL)
+    ray, plain = (read_observed([tmp_path / f"{name}.log"]) for name in ("ray", "plain"))
+    assert ray.steps.phases == plain.steps.phases
+    assert ray.notes.dropped == {"steps without their time": 1}
