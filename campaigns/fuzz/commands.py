@@ -24,6 +24,7 @@ class Template:
 
 
 ONE_RUN: Final = ("compare", "--policies", "verl")
+DIAGNOSE: Final = ("diagnose", "--set", "diagnose.budget_s=0")
 LOG: Final = "LOG"
 """Stands for one of the logs."""
 
@@ -52,6 +53,11 @@ TEMPLATES: Final = (
         (*ONE_RUN, "in.jsonl", "--policies", "heddle", "--history", "h.jsonl", *CLUSTER),
         ("in.jsonl",),
     ),
+    Template((*DIAGNOSE, LOG), ("observed",), 60),
+    Template((*DIAGNOSE, LOG, "--json", "--set", "logs.skip_bad=true"), ("observed",), 40),
+    Template((*DIAGNOSE, "run"), ("run",)),
+    Template(("verify", LOG, "--set", "cluster.gpus=2"), ("observed",), 30),
+    Template(("verify", "run", "--json"), ("run",)),
     Template(("replay", "run"), ("run",), 30),
     Template(("report", "run", "--json"), ("run",), 1),
     Template(("profile", "check", "run"), ("run",)),

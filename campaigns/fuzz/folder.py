@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from campaigns.fuzz.edits import Edit, edited
-from campaigns.fuzz.inputs import originals
+from campaigns.fuzz.inputs import FOLDERS, originals
 
 
 @lru_cache
@@ -66,7 +66,7 @@ class Workplace:
             for entry in list(entries):
                 name = below + entry.name
                 if entry.is_dir(follow_symlinks=False):
-                    if name in ("logs", "run"):
+                    if name in FOLDERS:
                         here += self._found(name + "/")
                     else:
                         shutil.rmtree(entry.path)

@@ -10,6 +10,9 @@ from typing import Any, Final
 from click.testing import CliRunner
 
 from heddle.cli import main
+from heddle.diagnosis.own_runs import observed_run
+from heddle.runs import load_run
+from heddle_trace.observed.files import write_observed
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 CLUSTER: Final = ("--gpus", "2", "--max-running", "2")
@@ -44,6 +47,9 @@ MODEL: Final = {
 }
 LOGS: Final = ROOT / "tests" / "trace" / "fixtures"
 """A small log of every format that is imported."""
+OBSERVED: Final = ROOT / "tests" / "trace" / "observed_logs"
+"""A small log of every format of measured steps."""
+FOLDERS: Final = ("logs", "observed", "run")
 
 
 def _trace() -> list[dict[str, Any]]:
@@ -75,9 +81,15 @@ def _lines(records: list[Any]) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
+def _observed(run: Path, path: Path) -> bytes:
+    steps = observed_run(load_run(run))
+    write_observed(path, steps.header, steps.observations())
+    return path.read_bytes()
+
+
 @lru_cache
 def originals() -> dict[str, bytes]:
-    """Return files by name; logs are in `logs`, a run directory is `run`."""
+    """Return files by name; logs are in `logs` and `observed`, a run directory is `run`."""
     folder = Path(mkdtemp(prefix="heddle-fuzz-"))
     try:
         trace = folder / "in.jsonl"
@@ -105,6 +117,8 @@ def originals() -> dict[str, bytes]:
             "model.json": json.dumps(MODEL, indent=1).encode(),
             "model.heddle": (ROOT / "heddle_predict/shipped.heddle").read_bytes(),
             **{f"logs/{path.name}": path.read_bytes() for path in sorted(LOGS.iterdir())},
+            **{f"observed/{path.name}": path.read_bytes() for path in sorted(OBSERVED.iterdir())},
+            "observed/own.jsonl": _observed(run, folder / "own.jsonl"),
             **{
                 f"run/{path.relative_to(run)}": path.read_bytes()
                 for path in sorted(run.rglob("*"))

@@ -111,7 +111,7 @@ def _check(steps: ObservedSteps) -> None:
     if "output_tokens" not in steps.requests:
         raise ConfigError(
             "the logs lack sizes: no output tokens are recorded, which a simulation takes. "
-            "heddle.observed/1 and RL-Insight's spans have them"
+            "heddle.observed/1, RL-Insight's spans, traces of prime-rl and slime have them"
         )
     if steps.header.clock == "trajectory":
         raise ConfigError(
@@ -192,10 +192,11 @@ def _simulated(
 
 
 def _as_recorded(simulated: ObservedSteps, seen: ObservedSteps) -> ObservedSteps:
-    """The parts of requests that were recorded; those that `llm_s` holds are its sum."""
-    if "llm_s" not in seen.requests:
+    """The parts that were recorded: `llm_s` or `prefill_s` holds those before it that were not."""
+    into = "llm_s" if "llm_s" in seen.requests else "prefill_s"
+    within = {n for n in ("queue_s", "prefill_s", "decode_s") if n not in seen.requests}
+    if not within:
         return simulated
-    within = [n for n in ("queue_s", "prefill_s", "decode_s") if n not in seen.requests]
-    llm_s = np.sum([simulated.seconds(name) for name in within], axis=0)
+    held_s = np.sum([simulated.seconds(name) for name in (*within, into)], axis=0)
     kept = {name: c for name, c in simulated.requests.items() if name not in within}
-    return replace(simulated, requests={**kept, "llm_s": TraceColumn("real", llm_s)})
+    return replace(simulated, requests={**kept, into: TraceColumn("real", held_s)})

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from heddle.runs.journal_columns import Bools, Floats, Ints
+from heddle_trace.columns import Codes
 from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.schema import TIMES
 
@@ -22,15 +23,17 @@ COMPUTING: Final = ("prefill", "decode", "llm", "lost", MOVED, AGAIN)
 class Intervals:
     """Parts of requests. None overlaps another of its trajectory."""
 
-    trajectory: Ints
-    part: Ints
+    trajectory: Codes
+    part: Codes
     """Codes into `PARTS`."""
-    engine: Ints
+    engine: Codes
     start_s: Floats
     end_s: Floats
 
     def of(self, kept: Bools | Ints) -> "Intervals":
         """Some of them, or all in another order."""
+        if kept.dtype == bool and kept.all():
+            return self
         return Intervals(
             *(
                 getattr(self, name)[kept]
@@ -41,7 +44,8 @@ class Intervals:
     @property
     def computing(self) -> Bools:
         """Whether an engine computes in each."""
-        return np.isin(self.part, [PARTS.index(name) for name in COMPUTING])
+        found: Bools = np.isin(PARTS, COMPUTING)[self.part]
+        return found
 
 
 def intervals(seen: ObservedSteps) -> Intervals:
@@ -52,7 +56,11 @@ def intervals(seen: ObservedSteps) -> Intervals:
     at_s = _not_before(trajectory, *(seen.column(n).values[order] for n in ("start_s", "end_s")))
     engine = seen.column("engine").ints[order]
     moved, again = _repeated(seen, order, trajectory, engine)
-    found: list[tuple[Ints, Ints, Ints, Floats, Floats]] = []
+    # By start: searches for places in a step then touch memory in order.
+    place = np.argsort(at_s, kind="stable")
+    order, at_s, moved, again = order[place], at_s[place], moved[place], again[place]
+    of, by = trajectory[place].astype(np.int32), engine[place].astype(np.int32)
+    found: list[tuple[Codes, Codes, Codes, Floats, Floats]] = []
     for code, name in enumerate(TIMES):
         seconds = seen.seconds(name)[order] if name in seen.requests else None
         if seconds is None:
@@ -64,13 +72,15 @@ def intervals(seen: ObservedSteps) -> Intervals:
         for part, share in shares:
             end_s = at_s + seconds * share
             real = end_s > at_s
-            codes = np.full(int(real.sum()), part)
-            found.append((trajectory[real], codes, engine[real], at_s[real], end_s[real]))
+            codes = np.full(int(real.sum()), part, np.int32)
+            found.append((of[real], codes, by[real], at_s[real], end_s[real]))
             at_s = end_s
     if not found:
-        nothing, none = np.zeros(0, np.int64), np.zeros(0)
+        nothing, none = np.zeros(0, np.int32), np.zeros(0)
         return Intervals(nothing, nothing, nothing, none, none)
-    return Intervals(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    columns: list[Any] = [list(column) for column in zip(*found, strict=True)]
+    found.clear()
+    return Intervals(*(np.concatenate(columns.pop(0)) for _ in range(len(columns))))
 
 
 def _not_before(trajectory: Ints, start_s: Floats, end_s: Floats) -> Floats:

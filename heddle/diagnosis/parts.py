@@ -25,6 +25,7 @@ from heddle.diagnosis.intervals import (
 from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
 from heddle.runs.tables import union_s
+from heddle_trace.columns import Codes
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -35,6 +36,10 @@ LEAST: Final = 8
 PHASES: Final = ("training", "update", "reward", "other")
 """Of a trainer; the first of them that is under way takes the time."""
 BINS: Final = 100
+AVERAGES: Final = ("env_start", "llm", "tool", "rollout", "tail")
+"""Of rollouts whose trajectories were not recorded one by one."""
+_BLOCK: Final = 1 << 18
+"""Intervals that are computed at once: memory for them does not grow with the log."""
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
 )
@@ -172,7 +177,7 @@ def _alone(
     return [step], paths, []
 
 
-def _sums(part: Ints, seconds: Floats) -> dict[str, float]:
+def _sums(part: Codes, seconds: Floats) -> dict[str, float]:
     found = np.bincount(part, weights=seconds, minlength=len(PARTS)).tolist()
     return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
 
@@ -204,7 +209,9 @@ class _Grid:
 
     def __init__(self, window: _Window, marks: Sequence[Floats]) -> None:
         ends = self._ends = (window.start_s, window.end_s)
-        self.edges = np.unique(np.clip(np.concatenate([*marks, ends]), *ends))
+        every = np.concatenate([*marks, ends])
+        np.clip(every, *ends, out=every).sort()
+        self.edges = every[np.append(True, every[1:] != every[:-1])]
         self.length = np.diff(self.edges)
 
     def under_way(self, start_s: Floats, end_s: Floats) -> Ints:
@@ -218,9 +225,13 @@ class _Grid:
     def within(self, weight: Floats, own: Intervals) -> Floats:
         """Seconds of each interval, weighted by the time in which they pass."""
         passed = np.append(0.0, np.cumsum(self.length * weight))
-        ends = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
-        before, after = (np.interp(times, self.edges, passed) for times in ends)
-        return np.asarray(after - before, np.float64)
+        found = np.zeros(len(own.start_s))
+        for at in range(0, len(found), _BLOCK):
+            block = slice(at, at + _BLOCK)
+            for times, sign in ((own.end_s, 1.0), (own.start_s, -1.0)):
+                within = np.clip(times[block], *self._ends)
+                found[block] += sign * np.interp(within, self.edges, passed)
+        return found
 
     def sum(self, where: Bools) -> float:
         return float(self.length[where].sum())
@@ -230,10 +241,12 @@ def _step(
     window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
 ) -> Step:
     cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
-    marks = [first_s, last_s, *(getattr(cut.of(cut.computing), n) for n in ("start_s", "end_s"))]
+    busy = cut.of(cut.computing)
+    marks = [first_s, last_s, busy.start_s, busy.end_s]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
     marks += [seen.engines["time_s"].values] if seen.engines else []
     grid = _Grid(window, marks)
+    del busy, marks
     parts, free = _trainer(grid, seen)
     active = grid.under_way(first_s, last_s)
     free_active = free & (active > 0)
@@ -245,8 +258,9 @@ def _step(
     serving, waits = _serving(grid, cut, seen)
     waiting, rest = cut.of(waits), cut.of(~waits)
     parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
-    parts["tail"] = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
-    parts["idle"] = grid.sum(free & (active == 0))
+    waited_s = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
+    parts["tail"] = parts.get("tail", 0.0) + waited_s
+    parts["idle"] = grid.sum(free & (active == 0)) if seen.count else 0.0
     parts |= _sums(rest.part, grid.within(share * ~tail, rest))
     parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
     found = {name: value for name, value in parts.items() if value > 0.0}
@@ -263,10 +277,10 @@ def _step(
 
 
 def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]:
-    """Seconds of each phase of the trainer, and the times in which it does nothing."""
+    """Seconds of each phase, and the times in which none is under way."""
     parts: dict[str, float] = {}
     free = np.ones(len(grid.length), bool)
-    for name in PHASES:
+    for name in PHASES if seen.count else (*PHASES, *AVERAGES):
         own = np.array([(p.start_s, p.end_s) for p in seen.phases if p.phase == name])
         if len(own):
             now = free & (grid.under_way(own[:, 0], own[:, 1]) > 0)
@@ -295,14 +309,15 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
     """Times of the engines that requests name, over all steps."""
     begin_s, end_s = steps[0].start_s, steps[-1].end_s
     edges = np.linspace(begin_s, end_s, BINS + 1)
-    waiting = cut.of(cut.part == QUEUE)
+    waits = cut.of(cut.part == QUEUE)
+    waited = _merged(waits.start_s, waits.end_s)
     found = []
     for code, name in enumerate(seen.column("engine").words):
         own = cut.of((cut.engine == code) & cut.computing)
         alone_s = _covered(own.start_s, own.end_s)
-        both = np.concatenate([own.start_s, waiting.start_s])
-        either_s = _covered(both, np.concatenate([own.end_s, waiting.end_s]))
-        sent = waiting.of(waiting.engine == code)
+        both = (own.start_s, own.end_s), waited
+        either_s = _covered(*(np.concatenate(times) for times in zip(*both, strict=True)))
+        sent = waits.of(waits.engine == code)
         running, queued = (mean_within(edges, each.start_s, each.end_s) for each in (own, sent))
         found.append(
             EngineTime(
@@ -315,6 +330,16 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
             )
         )
     return found
+
+
+def _merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
+    """The same times in intervals that do not overlap."""
+    order = np.argsort(start_s)
+    start_s, reach = start_s[order], np.maximum.accumulate(end_s[order])
+    after = start_s[1:] > reach[:-1]
+    return start_s[np.append(True, after)[: len(order)]], reach[
+        np.append(after, True)[: len(order)]
+    ]
 
 
 def _covered(start_s: Floats, end_s: Floats) -> float:

@@ -31,9 +31,13 @@ WORDS: Final[Mapping[str, str]] = {
     "update": "updates weights",
     "other": "is validation, checkpoints and the like",
     "idle": "has no trajectory",
+    "rollout": "is rollout, of which no part is recorded",
     "no_request": "has no request on an engine: tools, environments, rewards or training",
     "unaccounted": "is unaccounted",
 }
+_WHOLE: Final = (
+    " No trajectory is recorded: this is what steps and their phases took, a rollout on average."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class Diagnosis:
     """Trajectories were measured by themselves."""
     absent: tuple[str, ...]
     """Parts of requests that the source does not record."""
+    whole: bool = False
+    """No trajectory and no engine was recorded: only whole steps and their phases."""
 
     @property
     def total_s(self) -> float:
@@ -76,12 +82,13 @@ class Diagnosis:
             for at, (name, share) in enumerate(shares)
         ]
         blind = {"prefill", "decode"} <= set(self.absent)
-        return "; ".join(said) + "." + (" No time of a generation is recorded." if blind else "")
+        limit = " No time of a generation is recorded." if blind else ""
+        return "; ".join(said) + "." + (_WHOLE if self.whole else limit)
 
     def words(self, name: str) -> str:
         """What a part is."""
         steps = [step for step in self.steps if step.parts.get("tail")]
-        if name != "tail" or not steps:
+        if name != "tail" or self.whole or not steps:
             return WORDS[name]
         longest, of = (
             round(sum(getattr(step, field) for step in steps) / len(steps))
@@ -120,7 +127,8 @@ def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
     measured, paths, engines = of(steps)
     if not engines and steps.engines:
         engines = sampled_engines(steps, *measured)
-    known = {name for name in TIMES if name in steps.requests or name in steps.engines}
+    known: set[str] = {name for name in TIMES if name in steps.requests or name in steps.engines}
+    known |= {f"{each.phase}_s" for each in steps.phases}
     known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
     absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
     return Diagnosis(
@@ -130,4 +138,5 @@ def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
         engines=tuple(engines),
         alone=steps.header.clock == "trajectory",
         absent=tuple(n.removesuffix("_s") for n in absent),
+        whole=not steps.count and not steps.engines,
     )

@@ -2,7 +2,8 @@
 
 Source: ai-dynamo/dynamo, docs/agents and lib/data-gen. A trace holds `request_end` rows and, where
 a harness reports them, `tool_end` and `tool_error` rows; a session may span several shards.
-Agentic Mooncake rows name what they wait for, and how long after it.
+Agentic Mooncake rows name what they wait for, and how long after it; in version 2 (pull request
+#13586; ai-dynamo/aisimulate) below a header, and with sessions that are unique in their play alone.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
+_AGENTIC: Final = "dynamo.agentic_mooncake"
 
 
 class _Context(msgspec.Struct):
@@ -74,6 +76,12 @@ class _Tool(msgspec.Struct):
     output_tokens: Tokens | None = None
 
 
+class _Dependency(msgspec.Struct):
+    request_id: str
+    trigger: str
+    delay_ms: float
+
+
 class _Row(msgspec.Struct):
     """A row of a request trace, bare or wrapped, or one of Agentic Mooncake."""
 
@@ -95,6 +103,10 @@ class _Row(msgspec.Struct):
     tool_wait_ms: float | None = None
     wait_for: list[str] = []
     tool_events: list[_Tool] = []
+    play_id: str | None = None
+    model: str | None = None
+    not_before_ms: float | None = None
+    dependencies: list[_Dependency] = []
 
 
 class _Part(msgspec.Struct, array_like=True):
@@ -137,7 +149,7 @@ class Dynamo:
     def recognises(self, head: Head) -> bool:
         """Rows of the schema, bare or wrapped, or rows that name what they wait for."""
         return any(
-            row.get("schema") == _SCHEMA
+            row.get("schema") in (_SCHEMA, _AGENTIC)
             or (isinstance(row.get("event"), dict) and row["event"].get("schema") == _SCHEMA)
             or ("request_id" in row and ("wait_for" in row or "request_kind" in row))
             for row in head.rows
@@ -175,6 +187,8 @@ class _Rows:
             return self._request(row, row.request, where, source)
         if row.event_type is None and row.request_id is not None:
             return self._agentic(row, row.request_id, where)
+        if row.schema == _AGENTIC:
+            return None
         if row.event_type is None:
             raise DamagedError("is neither an event of a request trace nor a request with an id")
         self._context.notes.drop(f"{identifier(row.event_type)} rows")
@@ -251,23 +265,29 @@ class _Rows:
         output = row.output_length if row.output_length is not None else row.output_tokens
         if output is None:
             raise DamagedError("output_length is missing")
-        session = identifier(row.session_id or request_id)
+        session = row.session_id or request_id
+        session = identifier(f"{row.play_id}/{session}" if row.play_id else session)
+        after = row.dependencies
         waits = [wait for wait in (row.delay, row.tool_wait_ms) if wait is not None]
-        start_s = None if row.timestamp is None else row.timestamp / 1e3
+        if after and all(each.trigger == "completion" for each in after):
+            waits.append(max(each.delay_ms for each in after))
+        start_ms = row.timestamp if row.not_before_ms is None else row.not_before_ms
+        start_s = None if start_ms is None else start_ms / 1e3
         self.began_s = min(self.began_s, start_s if start_s is not None else float("inf"))
         return session, _Part(
             where=where,
-            tree=session,
+            tree=identifier(row.play_id or session),
             parent=None,
             start_s=start_s,
             end_s=None,
             output=output,
+            model=row.model,
             input=row.input_length if row.input_length is not None else row.input_tokens,
             waited_s=sum(waits) / 1e3 if waits else None,
             before=tuple(tool.tool_class for tool in row.tool_events),
             before_failed=any(_failed(tool) for tool in row.tool_events),
             name=request_id,
-            waits_for=tuple(row.wait_for),
+            waits_for=(*row.wait_for, *(each.request_id for each in after)),
         )
 
 

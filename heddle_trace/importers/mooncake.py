@@ -22,6 +22,8 @@ from heddle_trace.importers.sources import SourceFile
 from heddle_trace.limits import Tokens
 from heddle_trace.schema import TrajectoryRecord
 
+_AGENTIC = frozenset(("wait_for", "tool_wait_ms", "request_kind", "not_before_ms"))
+"""Keys of Dynamo's rows of a workflow."""
 _BLOCK_TOKENS = 512
 _POWERS = (16, 32, 64, 128, 256, 1024, 2048, 4096, 8192)
 
@@ -68,7 +70,7 @@ class Mooncake:
         return any(
             ("input_length" in row or "input_tokens" in row)
             and ("output_length" in row or "output_tokens" in row)
-            and not ("wait_for" in row or "tool_wait_ms" in row or "request_kind" in row)
+            and not _AGENTIC.intersection(row)
             and ("hash_ids" in row or "timestamp" in row or "created_time" in row)
             for row in head.rows
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,16 @@ from heddle_trace.observed.schema import (
     Phase,
 )
 
+T = TypeVar("T")
+
 _BLOCK: Final = 4096
 _REQUEST: Final = kinds_of(ObservedRequest)
 _ENGINE: Final = kinds_of(ObservedEngine)
 _VALUES = attrgetter(*_REQUEST)
 _PARTS = attrgetter(*TIMES)
 _START, _END = (list(_REQUEST).index(name) for name in ("start_s", "end_s"))
+_COUNTED: Final = ("time_s", "running", "waiting", "queue_s", "prefill_s", "decode_s")
+_MOST: Final = 1e11
 _MOST_OVER: Final = 0.01
 """Share of a request by which its parts may exceed it."""
 
@@ -88,9 +92,9 @@ def observed(
                 elif isinstance(each, ObservedRequest):
                     rows.append(_row(each, ended_s))
                 elif isinstance(each, Phase):
-                    phases.append(_checked(each))
+                    phases.append(_checked(_bounded(each, "start_s", "end_s")))
                 else:
-                    samples.append(each)
+                    samples.append(_bounded(each, *_COUNTED))
         if rows:
             requests.add(rows)
         if samples:
@@ -120,6 +124,8 @@ def _row(request: ObservedRequest, ended_s: dict[str, float]) -> list[Any]:
     parts_s = sum(parts)
     if end_s is None:
         end_s = start_s + parts_s
+    if not (abs(start_s) <= _MOST and abs(end_s) <= _MOST):
+        raise DamagedError(f"start_s: {start_s:g} or end_s: {end_s:g} is too large, or no number")
     if end_s < start_s - SLACK_S:
         raise DamagedError(f"end_s: the clock goes backwards by {start_s - end_s:,.3f} s")
     over_s = parts_s - (end_s - start_s)
@@ -132,6 +138,15 @@ def _row(request: ObservedRequest, ended_s: dict[str, float]) -> list[Any]:
     values = list(_VALUES(request))
     values[_START], values[_END] = start_s, end_s
     return values
+
+
+def _bounded(each: T, *fields: str) -> T:
+    """What it is given. Raises DamagedError where a number of it is too large to be one."""
+    for field in fields:
+        value = getattr(each, field)
+        if value is not None and not abs(value) <= _MOST:
+            raise DamagedError(f"{field}: {value:g} is too large, or no number")
+    return each
 
 
 def _checked(phase: Phase) -> Phase:

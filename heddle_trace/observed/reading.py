@@ -15,14 +15,19 @@ from heddle_trace.importers.heads import Head, head_of
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.run import import_trace
 from heddle_trace.importers.sources import SourceFile, sources
+from heddle_trace.observed.agent_perf_bench import AgentPerfBench
 from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ObservedFormat, ParsedObservation
 from heddle_trace.observed.files import ObservedFile
 from heddle_trace.observed.nemo_rl import NemoRl
+from heddle_trace.observed.prime_rl import PrimeRl
 from heddle_trace.observed.prometheus import Prometheus
 from heddle_trace.observed.records import requests_of
 from heddle_trace.observed.rl_insight import RlInsight
 from heddle_trace.observed.schema import SCHEMA, ObservedHeader
+from heddle_trace.observed.skyrl import SkyRl
+from heddle_trace.observed.slime import Slime
+from heddle_trace.observed.slime_trace import SlimeTrace
 from heddle_trace.observed.tracelab import TraceLab
 from heddle_trace.schema import Trace
 
@@ -31,11 +36,16 @@ OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
     "tracelab": TraceLab(),
     "nemo-rl": NemoRl(),
     "rl-insight": RlInsight(),
+    "skyrl": SkyRl(),
+    "prime-rl": PrimeRl(),
+    "slime": Slime(),
+    "slime-trace": SlimeTrace(),
+    "agent-perf-bench": AgentPerfBench(),
     "prometheus": Prometheus(),
 }
 """Formats of measured steps; logs of a format of traces are read as a trace."""
 METRICS: Final = "prometheus"
-UNIX: Final = frozenset(("rl-insight",))
+UNIX: Final = frozenset(("rl-insight", "prime-rl", "slime-trace"))
 """Formats in Unix time, beside which metrics may be."""
 
 

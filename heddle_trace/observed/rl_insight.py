@@ -5,32 +5,50 @@ Source: verl-project/rl-insight, docs/monitor/agent_loop_protocol.md (spans `gat
 step of a trajectory, of which `trajectory.timing_source` may say that it was timed when it came).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, zip_longest
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from heddle_trace.importers.generations import identifier, rl_step_of, tool_name
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.objects import head_objects, objects
 from heddle_trace.importers.otel import NESTED, attributes_of, time_of
+from heddle_trace.importers.sessions import Sessions
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.importers.span_fields import parsed_text, whole
-from heddle_trace.limits import MAX_WAIT_S, Tokens
-from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, grouped
+from heddle_trace.limits import MAX_STEPS, MAX_WAIT_S, Tokens
+from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation
+from heddle_trace.observed.hosts import HostClocks, spans_of_hosts
 from heddle_trace.observed.schema import ObservedRequest
 
 _LANE: Final = "state_lane_id"
 _SOURCES: Final = ("gateway", "trajectory")
+_SESSION: Final = "session"
+_NESTED: Final = {
+    "resourceSpans": "resourceSpans.item",
+    "batches": "batches.item",
+    "spans": "spans.item",
+}
 _STARTS: Final = ("startTimeUnixNano", "start_time_unix_nano", "start_time_ns", "start_time")
 _ENDS: Final = ("endTimeUnixNano", "end_time_unix_nano", "end_time_ns", "end_time")
 
 
-class _Generation(msgspec.Struct, array_like=True):
+class _Span(msgspec.Struct, array_like=True):
+    """A generation, or with no request the session around those of its lane."""
+
     start_s: float
     end_s: float
-    request: ObservedRequest
+    host: str
+    turn: int
+    request: ObservedRequest | None
+
+    def moved(self, by_s: float) -> "_Span":
+        """On a clock that is ahead by so much."""
+        return replace(self, start_s=self.start_s + by_s, end_s=self.end_s + by_s)
 
 
 class RlInsight(ObservedFormat):
@@ -41,33 +59,66 @@ class RlInsight(ObservedFormat):
         return any(_LANE in attributes_of(raw) for raw in head_objects(head, NESTED))
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
-        """A request a generation."""
-        for _, made in grouped(_Generation, _generations(sources, notes)):
-            made.sort(key=lambda each: each[1].start_s)
-            after: list[_Generation | None] = [*(each for _, each in made[1:]), None]
-            for step, ((where, each), following) in enumerate(zip(made, after, strict=True)):
-                more: dict[str, Any] = {"tool": None}
-                if following is not None:
-                    more = {"tool_s": max(0.0, following.start_s - each.end_s)}
-                yield ParsedObservation(
-                    where, msgspec.structs.replace(each.request, step=step, **more)
-                )
+        """A request a generation, on one clock where hosts are named."""
+        clocks = HostClocks()
+        with Sessions(tuple[str, _Span]) as lanes:
+            for lane, where, span in _spans(sources, notes):
+                lanes.add(lane, (where, span))
+                clocks.spans[span.host] += 1
+            offsets: dict[str, float] = {}
+            if len(clocks.spans) > 1:
+                with notes.guard(str(sources[0].path)):
+                    offsets = _offsets(lanes, clocks, notes)
+            for _, spans in lanes:
+                if offsets:
+                    spans = [(at, span.moved(offsets.get(span.host, 0.0))) for at, span in spans]
+                made = sorted((s for s in spans if s[1].request), key=lambda each: each[1].start_s)
+                for step, ((where, each), after) in enumerate(zip_longest(made, made[1:])):
+                    assert each.request is not None
+                    more: dict[str, Any] = {"step": step, "start_s": each.start_s}
+                    if after is None:
+                        more["tool"] = None
+                    else:
+                        more["tool_s"] = max(0.0, after[1].start_s - each.end_s)
+                    yield ParsedObservation(where, replace(each.request, **more))
 
 
-def _generations(
-    sources: Sequence[SourceFile], notes: Notes
-) -> Iterator[tuple[str, str, _Generation]]:
+def _offsets(
+    lanes: Iterable[tuple[str, list[tuple[str, _Span]]]], clocks: HostClocks, notes: Notes
+) -> dict[str, float]:
+    """A generation of a later turn follows, and all are within their session."""
+    for _, spans in lanes:
+        made = sorted((s for _, s in spans if s.request), key=lambda each: each.turn)
+        for before, after in pairwise(made):
+            if before.turn < after.turn:
+                clocks.after(before.host, before.end_s, after.host, after.start_s)
+        for around in (span for _, span in spans if span.request is None):
+            for each in made:
+                clocks.after(around.host, around.start_s, each.host, each.start_s)
+                clocks.after(each.host, each.end_s, around.host, around.end_s)
+    found = clocks.offsets()
+    for host, by_s in found.items():
+        notes.assume(
+            f"spans of {host}, whose clock differs, moved by {by_s:+,.3f} s", clocks.spans[host]
+        )
+    return found
+
+
+def _spans(sources: Sequence[SourceFile], notes: Notes) -> Iterator[tuple[str, str, _Span]]:
     for source in sources:
-        for where, raw in objects(source, notes, NESTED):
-            with notes.guard(where):
-                found = attributes_of(raw)
-                if found.get("trajectory.timing_source") == "receive_time":
-                    notes.drop("spans that were timed when they were received")
-                elif found.get("monitor.trace_source") in _SOURCES and _LANE in found:
-                    yield str(found[_LANE]), where, _generation(raw, found)
+        for where, raw in objects(source, notes, _NESTED):
+            for host, span in spans_of_hosts(raw):
+                with notes.guard(where):
+                    found = attributes_of(span)
+                    kind = found.get("monitor.trace_source")
+                    if found.get("trajectory.timing_source") == "receive_time":
+                        notes.drop("spans that were timed when they were received")
+                    elif kind in (*_SOURCES, _SESSION) and _LANE in found:
+                        made = _generation(span, found, host, kind == _SESSION)
+                        yield str(found[_LANE]), where, made
 
 
-def _generation(raw: dict[str, Any], found: dict[str, Any]) -> _Generation:
+def _generation(raw: dict[str, Any], found: dict[str, Any], host: str, is_session: bool) -> _Span:
     start_s, end_s = (
         time_of(next((raw[key] for key in keys if raw.get(key) is not None), None))
         for keys in (_STARTS, _ENDS)
@@ -76,6 +127,10 @@ def _generation(raw: dict[str, Any], found: dict[str, Any]) -> _Generation:
         raise DamagedError("span has no start and end time: export the spans with both")
     if not 0.0 <= end_s - start_s <= MAX_WAIT_S:
         raise DamagedError(f"span lasts {end_s - start_s:g} s, which no generation does")
+    turn = whole(found.get("turn"))
+    turn = turn if type(turn) is int and 0 <= turn <= MAX_STEPS else 0
+    if is_session:
+        return _Span(start_s, end_s, host, turn, None)
     tools, uid = parsed_text(found.get("tools")), found.get("uid")
     counts = [whole(found.get(f"{key}_tokens")) for key in ("completion", "prompt")]
     made, given = converted(counts, list[Tokens | None])
@@ -90,4 +145,4 @@ def _generation(raw: dict[str, Any], found: dict[str, Any]) -> _Generation:
         input_tokens=given,
         output_tokens=made,
     )
-    return _Generation(start_s, end_s, request)
+    return _Span(start_s, end_s, host, turn, request)

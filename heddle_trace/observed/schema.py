@@ -15,7 +15,10 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=-1e11, le=1e11)]
 Clock: TypeAlias = Literal["shared", "trajectory"]
 """``shared``: one clock, on which trajectories overlap. ``trajectory``: each has its own zero, or
 is measured by itself."""
-PhaseName: TypeAlias = Literal["step", "training", "update", "reward", "other"]
+AverageName: TypeAlias = Literal["env_start", "llm", "tool", "rollout", "tail"]
+"""Of rollouts whose trajectories were not recorded one by one: averages over them; ``rollout``:
+no part is known."""
+PhaseName: TypeAlias = Literal["step", "training", "update", "reward", "other"] | AverageName
 """``step``: a whole step of training; ``update``: weights to engines; ``other``: validation,
 checkpoints and the like."""
 
@@ -42,7 +45,7 @@ class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """
 
     trajectory_id: Name
-    step: Annotated[int, msgspec.Meta(ge=0)]
+    step: RlStep
     group_id: Name | None = None
     rl_step: RlStep | None = None
     start_s: Moment | None = None
@@ -69,7 +72,7 @@ class ObservedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="phase"):
-    """A time of the trainer."""
+    """A time of the trainer, or of a rollout as a whole."""
 
     phase: PhaseName
     start_s: Moment

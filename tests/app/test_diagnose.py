@@ -39,7 +39,39 @@ SAMPLES = {
         "prefill": 4 / 3,
     },
     "rl_insight.jsonl": {"llm": 9.0, "tool": 3.0},
+    "rl_insight_hosts.jsonl": {"llm": 8.0, "tool": 2.0},
+    "prime_rl.jsonl": {
+        "llm": 6.5,
+        "training": 5.0,
+        "reward": 2.5,
+        "idle": 2.0,
+        "env_start": 2.0,
+        "tool": 2.0,
+    },
+    "rollout_4.trace_timeline_cache.json": {"llm": 9.5, "reward": 2.5, "tool": 2.0},
+    "agent_perf_bench.json": {"decode": 3.5, "prefill": 1.5, "queue": 0.5},
+    "agent_perf_bench_summary.jsonl": {"decode": 40.0, "prefill": 10.0},
 }
+WHOLE = {
+    "skyrl.log": {
+        "training": 60.0,
+        "llm": 50.0,
+        "tool": 30.0,
+        "tail": 30.0,
+        "update": 14.0,
+        "env_start": 8.0,
+        "other": 3.0,
+        "unaccounted": 5.0,
+    },
+    "slime.log": {
+        "rollout": 105.0,
+        "training": 80.0,
+        "update": 10.0,
+        "other": 4.0,
+        "unaccounted": 1.0,
+    },
+}
+"""Samples of steps as a whole."""
 QUICK = ("--set", "diagnose.budget_s=0")
 
 
@@ -73,8 +105,19 @@ def test_parts_of_a_sample_sum_to_its_measured_step(heddle: Heddle, name: str):
     assert found["measured_s"] == pytest.approx(sum(measured.values()))
 
 
+@pytest.mark.parametrize("name", WHOLE)
+def test_of_whole_steps_it_says_what_cannot_be_told(heddle: Heddle, name: str):
+    found = answered(heddle, FIXTURES / name, *QUICK)
+    measured = {each["part"]: each["seconds"] for each in found["parts"]}
+    assert measured == {part: pytest.approx(s) for part, s in WHOLE[name].items()}
+    assert found["measured_s"] == pytest.approx(200.0)
+    assert found["verdict"].endswith("what steps and their phases took, a rollout on average.")
+    assert "No trajectory is recorded" in found["verdict"]
+    assert "no output tokens are recorded" in answered(heddle, FIXTURES / name)["no_remedies"]
+
+
 def test_every_format_has_a_sample():
-    formats = {read_observed([FIXTURES / name]).format for name in SAMPLES}
+    formats = {read_observed([FIXTURES / name]).format for name in (*SAMPLES, *WHOLE)}
     assert formats | {"observed"} == OBSERVED_FORMATS.keys()
 
 
@@ -221,6 +264,7 @@ def test_a_trace_with_times_is_diagnosed_by_trajectory(heddle: Heddle, tmp_path:
         ([{"start_s": 0.0, "end_s": -5.0}], "line 2: end_s: the clock goes backwards by 5.000 s"),
         ([{"start_s": 0.0, "end_s": 1.0, "decode_s": 9.0}], "its parts take 9.000 s"),
         ([{"start_s": 0.0, "decode_s": -1.0}], "line 2: decode_s"),
+        ([{"start_s": 0.0, "decode_s": 1.0, "step": 2**63}], "line 2: step"),
         (
             [{"start_s": 0.0, "decode_s": 9.0}, {"step": 1, "start_s": 2.0, "decode_s": 1.0}],
             "line 3: start_s: begins 7.000 s before the request before it has ended",

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome
 
+from heddle.diagnosis.intervals import PARTS
 from heddle.diagnosis.page import page
 from heddle.diagnosis.remedies import Remedy
-from heddle.diagnosis.verdict import diagnosed
+from heddle.diagnosis.verdict import WORDS, diagnosed
 from heddle.reports.plotly_script import plotly_script
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import ObservedSteps, observed
@@ -127,6 +128,7 @@ def test_tables_and_figures_are_exported(browser: Chrome, tmp_path: Path):
 def test_what_a_source_lacks_has_no_empty_plot(browser: Chrome, tmp_path: Path, name: str):
     shown = Page(browser, written(read_observed([FIXTURES / name]).steps, tmp_path, ()))
     assert shown.errors() == []
+    assert set(shown.run("return Object.keys(PART)")) >= {*WORDS, *PARTS}
     empty = shown.run(
         "return [...document.querySelectorAll('.plot')].filter((e) => e.offsetParent && !e.data)"
         ".map((e) => e.id)"

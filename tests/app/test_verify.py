@@ -245,6 +245,7 @@ STATED = ("--set", "cluster.gpus=2")
     [
         ("rl_insight.jsonl", (), "no cluster is stated, so what ran is unknown"),
         ("nemo_rl.json", STATED, "the logs lack sizes: no output tokens are recorded"),
+        ("skyrl.log", STATED, "only engines or a trainer were observed"),
         ("vllm.prom", STATED, "only engines or a trainer were observed"),
         ("tracelab.jsonl", STATED, "the logs have no common clock"),
     ],

@@ -35,6 +35,23 @@ EXPECTED = {
             ("y", "y", 50, ((5, None, None, None, None),)),
         ),
     ),
+    "agentic_mooncake_v2.jsonl": Expected(
+        format="dynamo",
+        read=5,
+        trajectories=(
+            (
+                "p/main",
+                "p",
+                100,
+                (
+                    (10, "unspecified", 0.5, 30, None),
+                    (20, "unspecified", None, 40, None),
+                    (30, None, None, None, None),
+                ),
+            ),
+            ("p/side", "p", 50, ((5, None, None, None, None),)),
+        ),
+    ),
     "claude_code.jsonl": Expected(
         format="claude-code",
         read=15,

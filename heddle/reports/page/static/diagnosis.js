@@ -6,7 +6,7 @@ const PART = {
   prefill_again: ["prefill, dropped before", "--run-10"], decode: ["decode", "--decode"], llm: ["generation", "--run-0"],
   lost: ["lost with engines", "--run-7"], tool: ["tools", "--tool"], env_start: ["environment start", "--run-8"],
   reward: ["rewards", "--run-24"], training: ["training", "--run-2"], update: ["weight update", "--migration"],
-  other: ["validation, checkpoints", "--run-14"], idle: ["no trajectory", "--line"], no_request: ["no request", "--line"],
+  other: ["validation, checkpoints", "--run-14"], rollout: ["rollout", "--run-0"], idle: ["no trajectory", "--line"], no_request: ["no request", "--line"],
   arrival: ["before its arrival", "--line"], unaccounted: ["unaccounted", "--soft"],
 };
 const title = (part) => PART[part][0];
