@@ -342,9 +342,14 @@ def test_requests_that_no_engine_has_are_stalled(heddle: Heddle, tmp_path: Path)
         for at, running in rows
     )
     (tmp_path / "engine.prom").write_text(text)
-    found = {e["part"]: e["seconds"] for e in answered(heddle, tmp_path, *QUICK)["parts"]}
+    said = answered(heddle, tmp_path, *QUICK)
+    found = {e["part"]: e["seconds"] for e in said["parts"]}
     assert found["stalled"] == pytest.approx(2.0)
     assert found["llm"] == pytest.approx(SAMPLES["rl_insight.jsonl"]["llm"] - 2.0)
+    (engine,) = said["engines"]
+    assert engine["busy_s"] == pytest.approx(said["measured_s"] - 2.0)
+    assert engine["mean_batch"] == pytest.approx(1.0)
+    assert sum(engine["batch"]) == pytest.approx(engine["busy_s"] / said["measured_s"] * 100, abs=1)
 
 
 def test_steps_that_overlap_are_refused(refused: Callable[..., str], tmp_path: Path):
