@@ -24,6 +24,7 @@ from heddle_trace.observed.records import requests_of
 from heddle_trace.observed.rl_insight import RlInsight
 from heddle_trace.observed.schema import SCHEMA, ObservedHeader
 from heddle_trace.observed.tracelab import TraceLab
+from heddle_trace.observed.vllm_spans import VllmSpans
 from heddle_trace.schema import Trace
 
 OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
@@ -31,11 +32,12 @@ OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
     "tracelab": TraceLab(),
     "nemo-rl": NemoRl(),
     "rl-insight": RlInsight(),
+    "vllm-spans": VllmSpans(),
     "prometheus": Prometheus(),
 }
 """Formats of measured steps; logs of a format of traces are read as a trace."""
 METRICS: Final = "prometheus"
-UNIX: Final = frozenset(("rl-insight",))
+UNIX: Final = frozenset(("rl-insight", "vllm-spans"))
 """Formats in Unix time, beside which metrics may be."""
 
 

@@ -39,6 +39,7 @@ SAMPLES = {
         "prefill": 4 / 3,
     },
     "rl_insight.jsonl": {"llm": 9.0, "tool": 3.0},
+    "vllm_spans.jsonl": {"decode": 7.0, "prefill": 1.25, "tool": 1.25, "queue": 0.5},
 }
 QUICK = ("--set", "diagnose.budget_s=0")
 
@@ -76,6 +77,24 @@ def test_parts_of_a_sample_sum_to_its_measured_step(heddle: Heddle, name: str):
 def test_every_format_has_a_sample():
     formats = {read_observed([FIXTURES / name]).format for name in SAMPLES}
     assert formats | {"observed"} == OBSERVED_FORMATS.keys()
+
+
+def test_spans_of_vllm_are_trajectories_by_their_trace_and_engines_by_their_resource():
+    found = read_observed([FIXTURES / "vllm_spans.jsonl"]).steps
+    assert found.column("trajectory_id").plain() == ["1" * 32] * 2 + ["2" * 32] * 2
+    assert found.column("engine").plain() == ["vllm/aaaaaaaa"] * 2 + ["vllm/bbbbbbbb"] * 2
+    assert found.column("tool_s").plain() == pytest.approx([2.0, None, 0.5, None])
+    assert found.column("output_tokens").plain() == [70, 50, 80, 80]
+
+
+def test_metrics_of_two_servers_are_two_engines(tmp_path: Path):
+    line = 'vllm:num_requests_{}{{engine="0",model_name="tiny"}} {}'
+    for name, running in (("a.prom", 1), ("b.prom", 2)):
+        rows = [f"# TIME {at}\n" + line.format("running", running) for at in (1.5e9, 1.5e9 + 1)]
+        (tmp_path / name).write_text("\n".join(rows))
+    engines = read_observed([tmp_path / "a.prom", tmp_path / "b.prom"]).steps.engines
+    assert engines["engine"].plain() == ["a.prom/0"] * 2 + ["b.prom/0"] * 2
+    assert engines["running"].plain() == [1, 1, 2, 2]
 
 
 def test_the_sentence_names_the_largest_parts(heddle: Heddle):

@@ -106,6 +106,8 @@ class FakeVllm:
         """Bodies of generations."""
         self.keys: list[str] = []
         """Authorization headers of all calls."""
+        self.traces: list[str] = []
+        """Trace contexts of calls that have one."""
         self.generated = 0
         """Tokens made."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
@@ -191,6 +193,7 @@ class FakeVllm:
             error = {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}
             return web.json_response({"error": error}, status=500)
         self.keys.append(request.headers.get("Authorization", ""))
+        self.traces += request.headers.getall("traceparent", [])
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and self.key and self.keys[-1] != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
