@@ -18,6 +18,7 @@ from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
 from heddle_trace.observed.reading import OBSERVED_FORMATS, read_observed
 from heddle_trace.observed.schema import SCHEMA, Observation, ObservedHeader, ObservedRequest, Phase
+from tests.app.conftest import ROOT
 from tests.app.journals import Heddle, last_run
 
 FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
@@ -95,6 +96,16 @@ def test_metrics_of_two_servers_are_two_engines(tmp_path: Path):
     engines = read_observed([tmp_path / "a.prom", tmp_path / "b.prom"]).steps.engines
     assert engines["engine"].plain() == ["a.prom/0"] * 2 + ["b.prom/0"] * 2
     assert engines["running"].plain() == [1, 1, 2, 2]
+
+
+def test_the_shipped_recording_is_accounted_for_as_its_page_says(heddle: Heddle):
+    found = answered(heddle, ROOT / "traces" / "cpu-agents", *QUICK)
+    shares = {each["part"]: each["share"] for each in found["parts"]}
+    assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert abs(shares["unaccounted"]) < 0.05
+    assert found["verdict"] in (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    recorded = json.loads((ROOT / "experiments/real_cpu/recorded.json").read_text())
+    assert found["verdict"] in {row["diagnose"] for row in recorded.values()}
 
 
 def test_the_sentence_names_the_largest_parts(heddle: Heddle):

@@ -104,10 +104,8 @@ class FakeVllm:
         """Aborts that are answered and not done."""
         self.seen: list[dict[str, Any]] = []
         """Bodies of generations."""
-        self.keys: list[str] = []
-        """Authorization headers of all calls."""
-        self.traces: list[str] = []
-        """Trace contexts of calls that have one."""
+        self.keys, self.traces = list[str](), list[str]()
+        """Authorization headers of all calls, and trace contexts of those that have one."""
         self.generated = 0
         """Tokens made."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
