@@ -39,7 +39,7 @@ ACTION = (
 """What a step may say: `SUBMIT` ends the trajectory where the check of the task passes."""
 LIMITS = "ulimit -t 5 -v 1000000 -f 2000 -n 64"
 """Seconds of CPU, KiB of address space, KiB of a file, open files: of each process."""
-STEPS, COMMAND_S, STEP_S = 24, 20, 600
+COMMAND_S, STEP_S = 20, 600
 
 
 def bubblewrap(folder: Path) -> list[str]:
@@ -80,7 +80,7 @@ def make_task(folder: Path, rng: Random) -> None:
     (folder / "check.py").write_text(check)
 
 
-def solve(folder: Path, url: str, seed: int) -> tuple[str, int]:
+def solve(folder: Path, url: str, seed: int, steps: int) -> tuple[str, int]:
     """Let an agent work on a task; return how it ended, and its steps."""
     model = LitellmTextbasedModel(
         model_name="openai/tiny",
@@ -101,7 +101,7 @@ def solve(folder: Path, url: str, seed: int) -> tuple[str, int]:
         LimitedEnvironment(folder),
         system_template="You mend programs. Each answer ends in one command.",
         instance_template="{{task}}",
-        step_limit=STEPS,
+        step_limit=steps,
         output_path=folder.with_suffix(".json"),
     )
     task = f"The function of task.py is wrong. Mend it, then submit it by: {SUBMIT}"
@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder of the tasks and of the run")
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--samples", type=int, default=2, help="agents for each task")
+    parser.add_argument("--steps", type=int, default=24, help="the most of an agent")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("gateway", nargs="+", help="after --: heddle serve and its options")
     given = parser.parse_args()
@@ -138,7 +139,8 @@ def main() -> None:
         make_task(folder, Random(f"{given.seed} {number}"))
     with gateway(given.gateway, given.out / "runs") as run, ThreadPoolExecutor(len(names)) as pool:
         seeds = range(given.seed, given.seed + len(names))
-        ends = list(pool.map(solve, folders, [run["url"]] * len(names), seeds))
+        limits = [given.steps] * len(names)
+        ends = list(pool.map(solve, folders, [run["url"]] * len(names), seeds, limits))
     for folder, (status, steps) in zip(folders, ends, strict=True):
         print(f"{folder.name:10} {status:15} {steps:3} steps")
     print(f"makespan {run['makespan_s']:.1f} s; run in {run['run']}")

@@ -45,9 +45,9 @@ def diagnose(
     """Say where the time of your steps went: one sentence, parts that sum to it, and remedies.
 
     A RUN is a run directory of Heddle's. LOGS are files or folders of measured steps: NeMo-RL's
-    Perfetto traces, RL-Insight's spans of verl, traces of prime-rl or slime, TraceLab's rounds,
-    AgentPerfBench's results, metrics of vLLM or SGLang over time, console metrics of SkyRL or
-    slime, heddle.observed/1; or logs with times that `heddle trace import` reads.
+    Perfetto traces, spans of vLLM or of RL-Insight, traces of prime-rl or slime, TraceLab's
+    rounds, AgentPerfBench's results, metrics of vLLM or SGLang over time, console metrics of SkyRL
+    or slime, heddle.observed/1; or logs with times that `heddle trace import` reads.
 
     Remedies are settings that the trajectories are simulated under, on the cluster that [cluster]
     describes (of a RUN, its own), compared with its policy and engines. diagnose.budget_s limits

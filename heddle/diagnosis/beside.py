@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from heddle.cluster.profiles import load_profiles
 from heddle.diagnosis.again import Ran, Rollouts
 from heddle.diagnosis.causes import UNKNOWN, Cause, Differences, cause_of
 from heddle.diagnosis.fitted import Constants, FittedConstants, lives, matched
@@ -99,6 +100,8 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
             left=requests.left(Constants()),
             left_by_host=requests.left(requests.by_host()),
             left_by_kernels=requests.left(requests.by_kernels()),
+            kernel=requests.by_kernels().kernel,
+            beside=load_profiles(ran.config.cluster, check_tp=False).costs.beside,
         )
     )
     return Verified(

@@ -11,6 +11,8 @@ MOST: Final = 0.6
 PLAINLY: Final = 0.5
 """What is left with one cause over what is left with the other, at most, to name the one."""
 HITS: Final = 0.03
+NEAR: Final = 1.1
+"""What engines slow each other by over what their profile says, at most."""
 ENGINE: Final = ("prefill", "prefill_moved", "prefill_again", "decode", "llm", "lost")
 UNKNOWN: Final = "undetermined"
 
@@ -33,6 +35,10 @@ class Differences:
     """The same once each iteration takes so many seconds more as fit best."""
     left_by_kernels: float
     """The same with a factor on all times of engines."""
+    kernel: float = 1.0
+    """That factor."""
+    beside: float | None = None
+    """The factor beside another engine of the same machine, by the profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,13 @@ def _of_engines(found: Differences, seconds: Mapping[str, float]) -> Cause:
             return Cause("prefix hits", f"{found.hits * 100.0:+.0f} points, with prefill to match")
         return Cause(UNKNOWN, "prefix hits differ, and not only prefill")
     best = min(found.left_by_host, found.left_by_kernels)
+    most = NEAR * (found.beside or 1.0) if found.engines[0] > 1 else 1.0
+    if found.left_by_kernels <= PLAINLY * found.left and 1.0 + WITHIN < found.kernel <= most:
+        return Cause(
+            "shared cores",
+            f"requests took {found.kernel:.2f} times as long as on an engine alone, which has "
+            f"{found.beside:.2f} in the profile beside another at work",
+        )
     if best > PLAINLY * found.left:
         return Cause(UNKNOWN, "neither host time nor a kernel factor explains the requests")
     if found.left_by_host <= PLAINLY * found.left_by_kernels:

@@ -1,7 +1,9 @@
 """Calls of one vLLM endpoint: its URL and key, limits of its answers, errors in one line."""
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -59,13 +61,19 @@ class Endpoint:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def post(
-        self, path: str, body: Any, *, limit_s: float | None, silence_s: float | None = None
+        self,
+        path: str,
+        body: Any,
+        *,
+        limit_s: float | None,
+        silence_s: float | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Any:
         """Begin a call, to be used by `async with`; `silence_s` limits each wait for bytes."""
         return self._session.post(
             self.url + path,
             data=msgspec.json.encode(body),
-            headers=self._headers,
+            headers={**self._headers, **headers},
             allow_redirects=False,
             timeout=_timeout(limit_s, silence_s),
         )

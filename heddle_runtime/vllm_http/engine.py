@@ -535,6 +535,7 @@ class HttpEngine(TokenEngine):
         async with place._endpoint.post(
             step.path,
             step.body(counts_each=place._counts_each),
+            headers=step.trace_headers,
             limit_s=None,
             silence_s=self._settings.silence_limit_s,
         ) as response:

@@ -1,8 +1,10 @@
 """One dispatch at an endpoint: its request, and its tokens as they come."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from heddle_core.ids import TrajectoryId
@@ -23,6 +25,8 @@ from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_c
 
 REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request of tokens; an abort names the whole."""
+_TRACES = secrets.token_bytes(16)
+"""Tells the traces of this process from others'."""
 FEATURES = frozenset({"features", "reasoning_ended", "reasoning_parser_kwargs"})
 """Fields that rendering returns and a generation needs."""
 _FINISHES: dict[str, FinishReason] = {
@@ -108,6 +112,12 @@ class HttpStep:
         if self.relay is None:
             return REQUEST_PREFIX + self.id
         return relay.engine_id(self.relay.path, self.id)
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """W3C trace context, https://www.w3.org/TR/trace-context: a trajectory is a trace."""
+        trace = blake2b(self.trajectory.encode(), digest_size=16, key=_TRACES).hexdigest()
+        return {"traceparent": f"00-{trace}-{self.id[:16]}-01"}
 
     @property
     def streams(self) -> bool:

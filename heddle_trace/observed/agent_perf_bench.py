@@ -32,7 +32,7 @@ class _Request(msgspec.Struct):
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
     session_id: int | str | None = None
-    turn_index: RlStep | None = None
+    step: RlStep | None = msgspec.field(default=None, name="turn_index")
     dispatch_started_at_ms: _Ms | None = None
     client_queue_wait_ms: _Ms = 0.0
 
@@ -80,7 +80,7 @@ def _request(row: _Request, number: int, notes: Notes) -> Iterator[ObservedReque
     notes.assume("requests whose wait in the engine counts as prefill")
     yield ObservedRequest(
         trajectory_id=identifier(f"{number if row.session_id is None else row.session_id}"),
-        step=row.turn_index or 0,
+        step=row.step or 0,
         start_s=row.dispatch_started_at_ms / 1e3,
         queue_s=row.client_queue_wait_ms / 1e3 or None,
         prefill_s=row.ttft_ms / 1e3,

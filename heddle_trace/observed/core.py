@@ -66,7 +66,7 @@ def number_in(text: str) -> float:
     raise DamagedError(f"{text[:40]!r} is no number")
 
 
-class Made(NamedTuple):
+class TimedGeneration(NamedTuple):
     """A generation of a trajectory: its time, and its tokens as far as they are known."""
 
     start_s: float
@@ -74,14 +74,18 @@ class Made(NamedTuple):
     counts: Mapping[str, int | None] = {}
 
 
-def turns(
-    made: Iterable[Made], name: str, begun_s: float = 0.0, scored_s: float = 0.0, **more: Any
+def requests_of_generations(
+    made: Iterable[TimedGeneration],
+    name: str,
+    begun_s: float = 0.0,
+    scored_s: float = 0.0,
+    **more: Any,
 ) -> Iterator[ObservedRequest]:
     """Requests of generations; from one to the next of them is the time of tools.
 
     Those that overlap, of sub-agents, are trajectories of their own. Raises DamagedError.
     """
-    lanes: list[list[Made]] = []
+    lanes: list[list[TimedGeneration]] = []
     ended: list[tuple[float, int]] = []
     for each in sorted(made, key=attrgetter("start_s")):
         if not 0.0 <= each.end_s - each.start_s <= MAX_WAIT_S:

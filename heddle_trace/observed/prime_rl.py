@@ -15,11 +15,17 @@ from heddle_trace.importers.generations import identifier
 from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.sources import SourceFile
-from heddle_trace.observed.core import Made, Observations, ObservedFormat, ParsedObservation, turns
-from heddle_trace.observed.prime_rl_rows import Row, Trace
+from heddle_trace.observed.core import (
+    Observations,
+    ObservedFormat,
+    ParsedObservation,
+    TimedGeneration,
+    requests_of_generations,
+)
+from heddle_trace.observed.prime_rl_rows import PrimeRlRow, Trace
 from heddle_trace.observed.schema import ObservedRequest, Phase, PhaseName
 
-_ROWS: Final = msgspec.json.Decoder(Row)
+_ROWS: Final = msgspec.json.Decoder(PrimeRlRow)
 _KEYS: Final = ({"calls", "timing"}, {"task", "agent", "nodes"})
 """Of a trace: the last come before a megabyte of its nodes is over."""
 
@@ -58,7 +64,7 @@ class PrimeRl(ObservedFormat):
                                 yield ParsedObservation(where, request)
 
 
-def _phases(row: Row) -> Iterator[Phase]:
+def _phases(row: PrimeRlRow) -> Iterator[Phase]:
     """The trainer's step ends with its training; what it waited for a batch is the rollout's."""
     if row.step_s is None or row.training_s is None:
         return
@@ -88,6 +94,8 @@ def _requests(trace: Trace, more: dict[str, Any]) -> Iterator[ObservedRequest]:
             counts["cached_tokens"] = cached = call.usage.cached_input_tokens
             counts["input_tokens"] = call.usage.prompt_tokens + (cached or 0)
         if call.time.end:
-            made.append(Made(call.time.start, call.time.end, counts))
+            made.append(TimedGeneration(call.time.start, call.time.end, counts))
     timing = trace.timing
-    return turns(made, trace.id, timing.start, timing.scoring.end - timing.scoring.start, **more)
+    return requests_of_generations(
+        made, trace.id, timing.start, timing.scoring.end - timing.scoring.start, **more
+    )

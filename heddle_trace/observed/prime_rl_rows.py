@@ -51,7 +51,7 @@ class Trace(msgspec.Struct):
     group_id: str | int | None = None
 
 
-class Row(Trace):
+class PrimeRlRow(Trace):
     """A trace, an episode of several, or metrics of a step."""
 
     traces: list[Trace] | None = None

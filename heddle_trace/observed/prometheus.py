@@ -25,6 +25,7 @@ _LABEL: Final = re.compile(r'([A-Za-z_]\w*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 _OURS: Final = re.compile(rb"\b(?:vllm|sglang):")
 _ENGINES: Final = ("instance", "pod", "engine", "engine_type", "dp_rank", "tp_rank")
 """Labels that name an engine."""
+_HOSTS: Final = frozenset(_ENGINES[:2])
 _SUMS: Final = ("queue_s", "prefill_s", "decode_s")
 _KEYS: Final = {
     **dict.fromkeys(("num_requests_running", "num_running_reqs"), "running"),
@@ -49,7 +50,10 @@ class Prometheus(ObservedFormat):
             engines: dict[str, dict[float, dict[str, float]]] = defaultdict(dict)
             for where, name, labels, value, time_s in _samples(source, notes):
                 found = [labels[label] for label in _ENGINES if label in labels]
-                values = engines["/".join(found or [source.label])].setdefault(time_s, {})
+                # vLLM numbers its own engines: in a file a server each has an engine 0.
+                if not found or (len(sources) > 1 and not labels.keys() & _HOSTS):
+                    found.insert(0, source.label)
+                values = engines["/".join(found)].setdefault(time_s, {})
                 if _KEYS[name] in values and _KEYS[name] not in _SUMS:
                     raise TraceError(f"{where}: a second {name} at one time, and {_NO_ENGINE}")
                 values[_KEYS[name]] = values.get(_KEYS[name], 0.0) + value

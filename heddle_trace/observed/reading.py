@@ -29,6 +29,7 @@ from heddle_trace.observed.skyrl import SkyRl
 from heddle_trace.observed.slime import Slime
 from heddle_trace.observed.slime_trace import SlimeTrace
 from heddle_trace.observed.tracelab import TraceLab
+from heddle_trace.observed.vllm_spans import VllmSpans
 from heddle_trace.schema import Trace
 
 OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
@@ -41,11 +42,12 @@ OBSERVED_FORMATS: Final[Mapping[str, ObservedFormat]] = {
     "slime": Slime(),
     "slime-trace": SlimeTrace(),
     "agent-perf-bench": AgentPerfBench(),
+    "vllm-spans": VllmSpans(),
     "prometheus": Prometheus(),
 }
 """Formats of measured steps; logs of a format of traces are read as a trace."""
 METRICS: Final = "prometheus"
-UNIX: Final = frozenset(("rl-insight", "prime-rl", "slime-trace"))
+UNIX: Final = frozenset(("rl-insight", "vllm-spans", "prime-rl", "slime-trace"))
 """Formats in Unix time, beside which metrics may be."""
 
 

@@ -43,7 +43,7 @@ class _Span(msgspec.Struct, array_like=True):
     start_s: float
     end_s: float
     host: str
-    turn: int
+    step: int
     request: ObservedRequest | None
 
     def moved(self, by_s: float) -> "_Span":
@@ -88,9 +88,9 @@ def _offsets(
 ) -> dict[str, float]:
     """A generation of a later turn follows, and all are within their session."""
     for _, spans in lanes:
-        made = sorted((s for _, s in spans if s.request), key=lambda each: each.turn)
+        made = sorted((s for _, s in spans if s.request), key=lambda each: each.step)
         for before, after in pairwise(made):
-            if before.turn < after.turn:
+            if before.step < after.step:
                 clocks.after(before.host, before.end_s, after.host, after.start_s)
         for around in (span for _, span in spans if span.request is None):
             for each in made:
@@ -127,10 +127,10 @@ def _generation(raw: dict[str, Any], found: dict[str, Any], host: str, is_sessio
         raise DamagedError("span has no start and end time: export the spans with both")
     if not 0.0 <= end_s - start_s <= MAX_WAIT_S:
         raise DamagedError(f"span lasts {end_s - start_s:g} s, which no generation does")
-    turn = whole(found.get("turn"))
-    turn = turn if type(turn) is int and 0 <= turn <= MAX_STEPS else 0
+    step = whole(found.get("turn"))
+    step = step if type(step) is int and 0 <= step <= MAX_STEPS else 0
     if is_session:
-        return _Span(start_s, end_s, host, turn, None)
+        return _Span(start_s, end_s, host, step, None)
     tools, uid = parsed_text(found.get("tools")), found.get("uid")
     counts = [whole(found.get(f"{key}_tokens")) for key in ("completion", "prompt")]
     made, given = converted(counts, list[Tokens | None])
@@ -145,4 +145,4 @@ def _generation(raw: dict[str, Any], found: dict[str, Any], host: str, is_sessio
         input_tokens=given,
         output_tokens=made,
     )
-    return _Span(start_s, end_s, host, turn, request)
+    return _Span(start_s, end_s, host, step, request)

@@ -16,7 +16,13 @@ from heddle_trace.importers.heads import Head
 from heddle_trace.importers.notes import Notes
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.limits import Tokens
-from heddle_trace.observed.core import Made, Observations, ObservedFormat, ParsedObservation, turns
+from heddle_trace.observed.core import (
+    Observations,
+    ObservedFormat,
+    ParsedObservation,
+    TimedGeneration,
+    requests_of_generations,
+)
 from heddle_trace.observed.schema import ObservedRequest
 
 _Counts: TypeAlias = dict[str, Tokens | None]
@@ -71,7 +77,7 @@ def _requests(row: _Sample, label: str, rl_step: int | None) -> Iterator[Observe
         elif item.name.endswith("_generate"):
             found = converted(item.attrs.get("end_attrs") or {}, dict[str, Any])
             counts = converted({key: found.get(name) for key, name in _COUNTS}, _Counts)
-            made.append(Made(item.start_ts, item.end_ts, counts))
+            made.append(TimedGeneration(item.start_ts, item.end_ts, counts))
     group = None if row.group_index is None else identifier(f"{rl_step}/{row.group_index}")
     name = f"{label}/{row.sample_index if row.trace_id is None else row.trace_id}"
-    return turns(made, name, scored_s=scored_s, group_id=group, rl_step=rl_step)
+    return requests_of_generations(made, name, scored_s=scored_s, group_id=group, rl_step=rl_step)

@@ -18,6 +18,7 @@ from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
 from heddle_trace.observed.reading import OBSERVED_FORMATS, read_observed
 from heddle_trace.observed.schema import SCHEMA, Observation, ObservedHeader, ObservedRequest, Phase
+from tests.app.conftest import ROOT
 from tests.app.journals import Heddle, last_run
 
 FIXTURES = Path(__file__).resolve().parents[1] / "trace" / "observed_logs"
@@ -51,6 +52,7 @@ SAMPLES = {
     "rollout_4.trace_timeline_cache.json": {"llm": 9.5, "reward": 2.5, "tool": 2.0},
     "agent_perf_bench.json": {"decode": 3.5, "prefill": 1.5, "queue": 0.5},
     "agent_perf_bench_summary.jsonl": {"decode": 40.0, "prefill": 10.0},
+    "vllm_spans.jsonl": {"decode": 7.0, "prefill": 1.25, "tool": 1.25, "queue": 0.5},
 }
 WHOLE = {
     "skyrl.log": {
@@ -119,6 +121,34 @@ def test_of_whole_steps_it_says_what_cannot_be_told(heddle: Heddle, name: str):
 def test_every_format_has_a_sample():
     formats = {read_observed([FIXTURES / name]).format for name in (*SAMPLES, *WHOLE)}
     assert formats | {"observed"} == OBSERVED_FORMATS.keys()
+
+
+def test_spans_of_vllm_are_trajectories_by_their_trace_and_engines_by_their_resource():
+    found = read_observed([FIXTURES / "vllm_spans.jsonl"]).steps
+    assert found.column("trajectory_id").plain() == ["1" * 32] * 2 + ["2" * 32] * 2
+    assert found.column("engine").plain() == ["vllm/aaaaaaaa"] * 2 + ["vllm/bbbbbbbb"] * 2
+    assert found.column("tool_s").plain() == pytest.approx([2.0, None, 0.5, None])
+    assert found.column("output_tokens").plain() == [70, 50, 80, 80]
+
+
+def test_metrics_of_two_servers_are_two_engines(tmp_path: Path):
+    line = 'vllm:num_requests_{}{{engine="0",model_name="tiny"}} {}'
+    for name, running in (("a.prom", 1), ("b.prom", 2)):
+        rows = [f"# TIME {at}\n" + line.format("running", running) for at in (1.5e9, 1.5e9 + 1)]
+        (tmp_path / name).write_text("\n".join(rows))
+    engines = read_observed([tmp_path / "a.prom", tmp_path / "b.prom"]).steps.engines
+    assert engines["engine"].plain() == ["a.prom/0"] * 2 + ["b.prom/0"] * 2
+    assert engines["running"].plain() == [1, 1, 2, 2]
+
+
+def test_the_shipped_recording_is_accounted_for_as_its_page_says(heddle: Heddle):
+    found = answered(heddle, ROOT / "traces" / "cpu-agents", *QUICK)
+    shares = {each["part"]: each["share"] for each in found["parts"]}
+    assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert abs(shares["unaccounted"]) < 0.05
+    assert found["verdict"] in (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    recorded = json.loads((ROOT / "experiments/real_cpu/recorded.json").read_text())
+    assert found["verdict"] in {row["diagnose"] for row in recorded.values()}
 
 
 def test_the_sentence_names_the_largest_parts(heddle: Heddle):

@@ -21,6 +21,7 @@ from tests.app.journals import Heddle, last_run
 from tests.app.test_diagnose import request, seen
 
 TINY = ROOT / "traces" / "tiny.jsonl"
+SHARED = {"kernel": 1.6, "beside": 1.8, "left_by_host": 0.1}
 EARLIER = {"duration_pct", "makespan_pct"}
 
 
@@ -73,6 +74,18 @@ def test_measured_steps_that_are_written_and_read_are_predicted_exactly(
     found = answered(heddle, path, *stated(policy, 2, "cluster.max_running=3", "seed=2"))
     check_exact(found)
     assert [step["label"] for step in found["steps"]] == [None]
+
+
+def test_the_shipped_recording_is_predicted_as_recorded(heddle: Heddle):
+    keys = ("cluster.gpu=cpu", "cluster.tp=1", "policy.preset=verl")
+    profile = ROOT / "experiments/real_cpu/recorded.profile.json"
+    words = [w for key in (f"cluster.model={profile}", *keys) for w in ("--set", key)]
+    found = answered(heddle, ROOT / "traces" / "cpu-agents", *words)
+    recorded = json.loads((ROOT / "experiments/real_cpu/recorded.json").read_text())
+    (row,) = (each for each in recorded.values() if each["verify"] == found["verdict"])
+    assert found["error_pct"] == pytest.approx(row["error_pct"])
+    gaps = sum(part["difference_s"] for part in found["parts"])
+    assert gaps == pytest.approx(found["simulated_s"] - found["measured_s"])
 
 
 def test_spans_of_another_framework_are_predicted_exactly(heddle: Heddle, tmp_path: Path):
@@ -214,6 +227,9 @@ def test_steps_of_training_are_rollouts_of_their_own_unless_they_overlap():
         ({"decode": 0.01}, {"makespan": 0.01}, "none"),
         ({"decode": 0.2}, {"left_by_host": 0.1}, "host time"),
         ({"decode": 0.2}, {"left_by_kernels": 0.1}, "kernel factor"),
+        ({"decode": 0.2}, {"left_by_kernels": 0.1, **SHARED}, "shared cores"),
+        ({"decode": 0.2}, {"left_by_kernels": 0.1, **SHARED, "kernel": 2.5}, "undetermined"),
+        ({"decode": 0.2}, {"left_by_kernels": 0.1, **SHARED, "engines": (1, 1)}, "undetermined"),
         ({"decode": 0.2}, {}, "undetermined"),
         ({"decode": 0.2}, {"left_by_host": 0.1, "engines": (8, 4)}, "deployment"),
         ({"decode": 0.2}, {"left_by_host": 0.1, "engines": (0, 4)}, "host time"),

@@ -104,8 +104,8 @@ class FakeVllm:
         """Aborts that are answered and not done."""
         self.seen: list[dict[str, Any]] = []
         """Bodies of generations."""
-        self.keys: list[str] = []
-        """Authorization headers of all calls."""
+        self.keys, self.traces = list[str](), list[str]()
+        """Authorization headers of all calls, and trace contexts of those that have one."""
         self.generated = 0
         """Tokens made."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
@@ -191,6 +191,7 @@ class FakeVllm:
             error = {"message": "EngineDeadError", "type": "InternalServerError", "code": 500}
             return web.json_response({"error": error}, status=500)
         self.keys.append(request.headers.get("Authorization", ""))
+        self.traces += request.headers.getall("traceparent", [])
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and self.key and self.keys[-1] != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -113,6 +114,20 @@ async def whole(made: Setup, engine: HttpEngine, step: StepRequest) -> tuple[lis
         if end.finished:
             return context[step.prompt_tokens :], broken
         broken += 1
+
+
+def test_steps_of_a_trajectory_are_in_one_trace_of_an_engine():
+    async def main() -> None:
+        async with one() as (made, server):
+            engine = await made.begin()
+            for name in ("a", "b", "a"):
+                await whole(made, engine, request(name, ids(name, PROMPT), 8))
+            assert all(re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-01", t) for t in server.traces)
+            first, other, second = (trace.split("-")[1:3] for trace in server.traces)
+            assert first[0] == second[0] != other[0]
+            assert first[1] != second[1]
+
+    run(main)
 
 
 # -- faults ---------------------------------------------------------------------------------------

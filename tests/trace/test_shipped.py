@@ -1,3 +1,4 @@
+import gzip
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from heddle_trace import MissingRules, complete, open_gaps, read_trace, synth, w
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 # Workload, trajectories, samples a group, seed: as the commands in traces/README.md have them.
+RECORDED = "cpu-agents"
 MADE = {
     "tiny.jsonl": ("coding", 12, 4, 4),
     "coding-512.jsonl.gz": ("coding", 512, 16, 11),
@@ -39,7 +41,22 @@ def test_the_readme_has_every_trace_with_its_command():
             int(options["--seed"]),
         )
     assert commands == MADE
-    assert {path.name for path in TRACES.iterdir()} == {*MADE, "README.md"}
+    assert {path.name for path in TRACES.iterdir()} == {*MADE, "README.md", RECORDED}
+
+
+def test_the_shipped_recording_is_small_and_names_no_machine():
+    files = sorted((TRACES / RECORDED).iterdir())
+    assert [path.name for path in files] == [
+        "engine-0.prom.gz",
+        "engine-1.prom.gz",
+        "spans.jsonl.gz",
+    ]
+    assert sum(path.stat().st_size for path in files) < 300_000
+    text = b"".join(gzip.decompress(path.read_bytes()) for path in files)
+    assert not re.search(rb"/(home|root|tmp|work|usr)/|\b\d+\.\d+\.\d+\.\d+\b|@", text)
+    readme = (TRACES / "README.md").read_text(encoding="utf-8")
+    assert RECORDED in readme
+    assert "experiments.real_cpu.recorded" in readme
 
 
 @pytest.mark.parametrize("name", MADE)
