@@ -216,6 +216,6 @@ def show_remedies(remedies: "Sequence[Remedy]", why_none: str) -> None:
         low, high = (round(end * 100.0) for end in (each.low, each.high))
         click.echo(
             f"{number}. {each.setting}: {each.saving * 100.0:.0f} % less time ({low} to {high} %), "
-            "simulated"
+            f"simulated, over {each.over}"
         )
         click.echo(textwrap.indent(each.block, "   "))

@@ -27,6 +27,8 @@ class Remedy:
     """A setting, and the share of the rollout that it saves over what ran."""
 
     setting: str
+    over: str
+    """The setting that ran, with model and GPUs: as configured, since logs do not say it."""
     saving: float
     low: float
     high: float
@@ -80,7 +82,7 @@ def _remedy(
 ) -> Remedy:
     ratio = faster(each, ran)
     low, high = ratio.ends
-    candidate = each.candidate
+    candidate, at = each.candidate, ran.candidate.cluster
     name = framework or framework_of(candidate.policy)
     config = with_policy(found.setup.config, candidate.policy, candidate.cluster)
     setup = prepare(config, workspace=shared)
@@ -90,6 +92,7 @@ def _remedy(
         text = f"# no settings of {name} to paste: {error}"
     return Remedy(
         setting=f"{candidate.policy} with {each.setting}",
+        over=f"{ran.candidate.policy} with {ran.setting}, {at.model} on {at.gpus} {at.gpu}",
         saving=1.0 - 1.0 / ratio.mean,
         low=1.0 - 1.0 / max(low, 1e-9),
         high=1.0 - 1.0 / max(high, 1e-9),

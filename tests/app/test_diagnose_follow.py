@@ -116,6 +116,7 @@ def test_a_recommendation_is_searched_and_shown_when_lengths_drift(
         searched.append(of)
         wide = "6/0" in of
         found = Remedy(
+            over="verl with TP 1, qwen3-14b on 8 h100",
             setting="verl with 2 x TP 4" if wide else "verl with 8 x TP 1",
             saving=0.2,
             low=0.1,

@@ -22,6 +22,7 @@ from tests.app.journals import Heddle
 from tests.app.test_diagnose import FIXTURES, SAMPLES
 
 REMEDY = Remedy(
+    over="verl with TP 1, qwen3-14b on 8 h100",
     setting="verl with 2 x TP 4",
     saving=0.25,
     low=0.2,

@@ -217,7 +217,7 @@ function drawLongest() {
 
 function drawRemedies() {
   const { remedies, no_remedies: none } = page;
-  byId("simulated").textContent = none ? `No remedies: ${none}.` : "Less time than what ran takes, simulated on these trajectories, with the 95 % interval of the mean.";
+  byId("simulated").textContent = none ? `No remedies: ${none}.` : `Less time than ${remedies[0].over} takes, simulated on these trajectories, with the 95 % interval of the mean.`;
   byId("settings").hidden = document.querySelector('[data-table="settings"]').hidden = !remedies.length;
   tableOf("settings", ["setting", "less time", "from", "to"].map((text) => el("th", { scope: "col" }, text)), remedies.map((each) => el("tr", {},
     el("td", {}, each.setting), valued(each.saving, percent), valued(each.low, percent), valued(each.high, percent))));
