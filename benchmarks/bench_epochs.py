@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workloads", nargs="*", default=["coding", "search", "math"])
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--tps", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--tps", type=int, nargs="*", default=[2, 4, 8])
     parser.add_argument("--model", default="qwen3-14b")
     parser.add_argument("--drift", type=float, default=1.0)
     parser.add_argument("--gpus", type=int, default=8)
