@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, cast
@@ -21,6 +20,7 @@ from heddle_trace.schema import TrajectoryRecord
 
 _PIECE_BYTES = 1024**2
 """Of a trace, written at once."""
+_unfinished: set[Path] = set()
 
 
 @contextmanager
@@ -30,10 +30,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     Raises OSError, with the path of the argument, when the disk refuses.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    # A signal on the way out of the caller's block comes before this generator goes on: then the
-    # file is removed at the end of the process.
-    remove = partial(_remove, beside, os.getpid())
-    atexit.register(remove)
+    _unfinished.add(beside)
     try:
         with beside.open("wb") as stream:
             yield stream
@@ -41,19 +38,25 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             os.fsync(stream.fileno())
         beside.replace(path)
     except BaseException as error:
-        remove()
+        with suppress(OSError):
+            beside.unlink()
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # the user's path
             error.add_note("Nothing was written.")
         raise
     finally:
-        atexit.unregister(remove)
+        _unfinished.discard(beside)
 
 
-def _remove(path: Path, process: int) -> None:
-    if os.getpid() == process:  # not a child that was forked meanwhile
-        with suppress(OSError):
-            path.unlink()
+@atexit.register
+def remove_unfinished() -> None:
+    """Remove temporary files of this process that a signal on the way out of `whole` has left."""
+    for path in _unfinished:
+        if path.name.endswith(
+            f".{os.getpid()}.tmp"
+        ):  # not of the process that this was forked from
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager
