@@ -411,8 +411,8 @@ def test_loading_needs_no_table_or_plot_library() -> None:
 
 
 DISAGREEING = {("qwen3-235b-a22b-fp8", "h200"): 14.0}
-"""Published runs of TP 2 differ by how experts are cut, 40.5 and 55.0 ms for nine clients with 8,000
-tokens, where kernel tables say nearly the same."""
+"""Published runs of TP 2 differ by how experts are cut, 40.5 and 55.0 ms for nine clients with
+8,000 tokens, where kernel tables say nearly the same."""
 
 
 def test_errors_stand_in_the_file(profile: Profile) -> None:
