@@ -18,18 +18,23 @@ _NAMES: Final = ("host.name", "service.instance.id", "service.name")
 
 def spans_of_hosts(raw: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Spans of a resource, or one by itself, with the name of the host or service."""
+    for found, span in spans_of_resource(raw):
+        yield str(next((found[name] for name in _NAMES if name in found), "")), span
+
+
+def spans_of_resource(raw: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Spans of a resource, or one by itself, each with the attributes of the resource."""
     resource = raw.get("resource")
     found = attributes_of(resource) if isinstance(resource, dict) else {}
-    host = str(next((found[name] for name in _NAMES if name in found), ""))
     scopes = raw.get("scopeSpans")
     if not isinstance(scopes, list):
-        yield host, raw
+        yield found, raw
         return
     for scope in scopes:
         spans = scope.get("spans") if isinstance(scope, dict) else None
         for span in spans if isinstance(spans, list) else ():
             if isinstance(span, dict):
-                yield host, span
+                yield found, span
 
 
 class HostClocks:

@@ -17,6 +17,7 @@ from heddle_trace.importers.otel import NESTED, attributes_of, time_of
 from heddle_trace.importers.sources import SourceFile, converted
 from heddle_trace.limits import Name, Tokens, WaitSeconds
 from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation, grouped
+from heddle_trace.observed.hosts import spans_of_resource
 from heddle_trace.observed.schema import ObservedRequest
 
 _MODEL: Final = "gen_ai.latency.time_in_model_"
@@ -66,8 +67,7 @@ def _generations(
 ) -> Iterator[tuple[str, str, _Generation]]:
     for source in sources:
         for where, group in objects(source, notes, _RESOURCES):
-            resource = attributes_of(group.get("resource") or {})
-            for raw in (s for scope in group.get("scopeSpans", ()) for s in scope.get("spans", ())):
+            for resource, raw in spans_of_resource(group):
                 with notes.guard(where):
                     found = attributes_of(raw)
                     if f"{_MODEL}prefill" in found:

@@ -442,3 +442,11 @@ def test_lines_of_other_processes_and_colours_do_not_matter(tmp_path: Path):
     ray, plain = (read_observed([tmp_path / f"{name}.log"]) for name in ("ray", "plain"))
     assert ray.steps.phases == plain.steps.phases
     assert ray.notes.dropped == {"steps without their time": 1}
+
+
+@pytest.mark.parametrize("scopes", [5, ["x"], [{"spans": 9}], [{"spans": [3]}]])
+def test_spans_in_no_known_form_are_passed_over(tmp_path: Path, scopes: object):
+    whole = (FIXTURES / "vllm_spans.jsonl").read_text().rstrip()
+    odd = json.dumps({"resourceSpans": [{"resource": 7, "scopeSpans": scopes}]})
+    (tmp_path / "odd.jsonl").write_text(f"{whole}\n{odd}\n")
+    assert read_observed([tmp_path / "odd.jsonl"]).steps.count == 4
