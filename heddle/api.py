@@ -119,6 +119,8 @@ def plan(
         ValueError: any other of the packages' errors for bad input.
     """
     speculation, keys = _speculation(keys)
+    from heddle.loops.own_regimes import regime_names
+
     counts = [gpus] if isinstance(gpus, int) else gpus
     types = [gpu] if isinstance(gpu, str) else gpu
     if not isinstance(trace, RunConfig):
@@ -134,7 +136,7 @@ def plan(
         classes=types or (cluster.gpu,),
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
         objective=config.plan.objective if isinstance(config, Config) else None,
-        regimes=[regimes] if isinstance(regimes, str) else regimes,
+        regimes=regime_names(regimes, config.regimes if isinstance(config, Config) else {}),
         budget_s=budget_s,
         speculation=speculation,
         slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,
@@ -170,12 +172,13 @@ def loop(
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
     from heddle.loops.fit import fitted
+    from heddle.loops.own_regimes import regime_names
     from heddle.loops.splits import beside_random
     from heddle.setup import Workspace
 
     config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
-    names = [regimes] if isinstance(regimes, str) else list(regimes)
+    names = regime_names(regimes, config.regimes)
     shared = Workspace()
     tried, notes = fitted([loop_of(config, names, seeds=seeds)], shared)
     return compare_regimes(beside_random(tried), jobs=jobs, workspace=shared, notes=notes)

@@ -13,6 +13,9 @@ FrameworkName: TypeAlias = Literal[
 ]
 Limit: TypeAlias = Annotated[float | None, Bounds(0, below=1e9)]
 """Percent that is allowed."""
+Scalar: TypeAlias = bool | int | float | str
+OwnRegime: TypeAlias = Mapping[str, Scalar | Mapping[str, Scalar]]
+"""A section `[regimes.NAME]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,6 @@ class Config(RunConfig):
     """What `heddle trace synth` makes."""
     profile: ProfileSettings = field(default_factory=ProfileSettings)
     """How profiles are made and checked."""
-    regimes: Mapping[str, Mapping[str, bool | int | float | str]] = field(default_factory=dict)
-    """Regimes of your own by name, each with the `regime` that it is of and its parameters:
-    ``[regimes.tight]``, ``regime = "areal"``, ``max_head_offpolicyness = 1``."""
+    regimes: Mapping[str, OwnRegime] = field(default_factory=dict)
+    """Regimes of your own by name, each with the `regime` that it is of, its parameters, and fields
+    of its parts: ``[regimes.tight]``, ``regime = "areal"``, ``staleness.late = "drop"``."""

@@ -219,12 +219,19 @@ def _check_prices(values: Any, label: str) -> None:
 
 
 def _check_regimes(values: Any, label: str) -> None:
-    tables = values.values() if isinstance(values, Mapping) else [None]
-    if not all(isinstance(table, Mapping) and "regime" in table for table in tables):
-        raise ConfigError(
-            f"{label}: regimes has a section for each regime of yours: write [regimes.NAME] with "
-            'regime = "areal", and its parameters'
-        )
+    from heddle.loops.own_regimes import check_own_regime
+
+    tables = values if isinstance(values, Mapping) else {"": None}
+    for name, table in tables.items():
+        if not isinstance(table, Mapping):
+            raise ConfigError(
+                f"{label}: regimes has a section for each regime of yours: write [regimes.NAME] "
+                'with regime = "areal", and its parameters'
+            )
+        try:
+            check_own_regime(name, table)
+        except ValueError as error:
+            raise ConfigError(f"{label}: [regimes.{name}]: {error}") from None
 
 
 def _merge(

@@ -1,6 +1,5 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +65,7 @@ def loop(
     from heddle.loops.comparison import compare_regimes
     from heddle.loops.config import loop_of
     from heddle.loops.fit import fitted, with_trainer
+    from heddle.loops.own_regimes import regime_names
     from heddle.loops.splits import beside_random, splits
     from heddle.setup import Workspace
 
@@ -100,29 +100,3 @@ def loop(
         draw_regimes(result, figure)
     warn(result.warnings)
     answer(result, show_loop, as_json=as_json)
-
-
-def regime_names(text: str, own: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Read `--regimes`; those of [regimes] become REGIME:PARAMETER=VALUE, patterns all they match.
-
-    Raises:
-        ConfigError: a pattern matches none.
-    """
-    from heddle.search.policies import expanded
-    from heddle_core.loop.presets import REGIMES
-
-    found = []
-    given = [name for name in (name.strip() for name in text.split(",")) if name]
-    for name in expanded(given, [*REGIMES], "regimes"):
-        first, colon, rest = name.partition(":")
-        if first in own:
-            parameters = {**own[first]}
-            made = [f"{parameters.pop('regime')}"]
-            made += [f"{key}={_said(value)}" for key, value in parameters.items()]
-            name = ":".join(made) + colon + rest
-        found.append(name)
-    return found
-
-
-def _said(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -225,7 +225,7 @@ def _show_searched(
 
 def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str, Any]:
     """Regimes and splits of a loop, as arguments of a search."""
-    from heddle.cli.loop import regime_names
+    from heddle.loops.own_regimes import regime_names
     from heddle.search.loops import REGIMES
 
     named = [name for name in REGIMES if not config.loop.colocated or _can_share(name)]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import rich_click as click
@@ -44,24 +45,21 @@ def list_(as_json: bool) -> None:
 def check(name: str) -> None:
     """Check a REGIME: REGIME[:PARAMETER=VALUE...], or one of [regimes.NAME] in heddle.toml.
 
-    Its parameters are printed, with the batches that [loop] describes.
+    Its parts are printed, as the batches and GPUs of [loop] and [cluster] make them.
     """
-    from heddle.cli.loop import regime_names
     from heddle.loops.config import loop_of
-    from heddle_core.loop.presets import regime_named
-    from heddle_core.loop.regime import BatchShape
+    from heddle.loops.own_regimes import regime_names
+    from heddle.loops.setup import regime_of
+    from heddle_core.loop.presets import PARTS
 
     config = take_settings(())
-    cluster, loop = config.cluster, loop_of(config, [name])
-    shape = BatchShape(
-        groups=loop.groups,
-        samples=loop.samples,
-        slots=cluster.engine_count * cluster.max_running,
-        colocated=loop.colocated,
-    )
+    loop = loop_of(config, [name])
     for text in regime_names(name, config.regimes):
-        made = regime_named(text, shape)
+        made = regime_of(loop, text)
         click.echo(f"{click.style(text, bold=True)}: valid")
+        for part in PARTS:
+            fields = asdict(getattr(made, part))
+            _show({f"{part}.{field}": value for field, value in fields.items()}, "  ")
         click.echo(
             f"  starts {made.started_samples:,} samples of each prompt, and trains {loop.samples:,}"
         )
@@ -70,5 +68,6 @@ def check(name: str) -> None:
 
 def _show(parameters: Mapping[str, Any], indent: str) -> None:
     for parameter, value in parameters.items():
-        shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        plain = value is None or isinstance(value, bool | str)
+        shown = str(value).lower() if plain else f"{value:g}"
         click.echo(f"{indent}  :{parameter}={shown}")

@@ -35,16 +35,20 @@ def show_loop(result: LoopComparison) -> None:
 def _head(result: LoopComparison) -> None:
     first = result.tried[0].setup
     config, work = first.config, first.run.workload
-    cluster, profile = config.run.cluster, first.run.profile
+    cluster, profiles = config.run.cluster, first.run.profiles
     click.echo(
         f"trace    {work.trace.name}: {len(work.scripts):,} trajectories of "
         f"{len(first.data.groups):,} prompts"
     )
     shared = ", rollout and training in turn" if config.colocated else ""
+    hardware = f"{first.gpus} x {profiles.classes[0].profile.gpu_label}"
+    if config.train_gpu:
+        hardware = f"{profiles.hardware()}, {config.trainer_gpu} beside them to train"
     if config.reward_gpus:
-        shared += f", {config.reward_gpus} of them for rewards"
+        beside = config.reward_gpu or config.train_gpu
+        shared += f", {config.reward_gpus} {beside or 'of them'} for rewards"
     click.echo(
-        f"cluster  {first.gpus} x {profile.gpu_label}, {cluster.model}{profile.layout_label}"
+        f"cluster  {hardware}, {cluster.model}{profiles.layout_label}"
         f"{shared}; policy {config.run.policy.preset}, "
         f"{', '.join(map(str, result.running))} running per engine"
     )
@@ -157,7 +161,7 @@ def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str
     return {
         "regime": row.setup.label,
         **more,
-        "TP": "-" if plans(row.setup) else str(cluster.tp),
+        "TP": "-" if plans(row.setup) else cluster.tps,
         **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),
         **({"speculation": without_acceptance(cluster.speculation)} if result.drafted else {}),
     }

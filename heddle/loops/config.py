@@ -32,9 +32,9 @@ class LoopConfig(LoopSettings):
     def __post_init__(self) -> None:
         require(bool(self.regimes), "--regimes names no regime")
         require(
-            not self.run.cluster.pool,
-            "cluster.pool: the engines of a loop have GPUs of one class, which its trainer takes "
-            "its own from: give --gpu and --gpus in place of pools",
+            not self.run.cluster.pool or self.train_gpu is not None,
+            "cluster.engines: of several GPU types all generate: give loop.train_gpu, the GPU type "
+            "of the trainer, and loop.train_gpus, which it has beside them",
         )
         require(self.seeds >= 1, f"--seeds must be 1 or more, not {self.seeds}")
         LoopSettings.__post_init__(self)
@@ -43,6 +43,16 @@ class LoopConfig(LoopSettings):
     def trainer_gpus(self) -> int:
         """GPUs of the trainer; all if they are shared."""
         return self.run.cluster.gpus if self.colocated else self.train_gpus
+
+    @property
+    def trainer_gpu(self) -> str:
+        """GPU type of the trainer."""
+        return (self.train_gpu or self.run.cluster.gpu).lower()
+
+    @property
+    def one_type(self) -> bool:
+        """Whether engines and trainer have GPUs of one type."""
+        return {gpu.lower() for gpu in self.run.cluster.pools} == {self.trainer_gpu}
 
     def on(self, **cluster: Any) -> "LoopConfig":
         """The same loop with other values of its cluster."""
@@ -62,5 +72,8 @@ def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int = 1) -> LoopCo
         if given[name] is None:
             del given[name]
     if run.loop.train_gpus is None:
-        given["train_gpus"] = max(1, (run.cluster.gpus - run.loop.reward_gpus) // 4)
+        gpus = run.cluster.gpus
+        beside = run.loop.train_gpu is not None
+        quarter = gpus // 3 if beside else (gpus - run.loop.reward_gpus) // 4
+        given["train_gpus"] = max(1, quarter)
     return LoopConfig(run=run, regimes=tuple(regimes), seeds=seeds, **given)

@@ -28,7 +28,10 @@ def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, 
     scripts, _ = workspace.completed(config.run)
     longest, each = int(scripts.largest_context().max()), cluster.tp * cluster.attention_dp
     gpus = cluster.gpus - config.reward_gpus
-    whole = [n for n in range(config.train_gpus, gpus) if (gpus - n) % each == 0]
+    if config.train_gpu:
+        whole = list(range(config.train_gpus, 8 * gpus))
+    else:
+        whole = [n for n in range(config.train_gpus, gpus) if (gpus - n) % each == 0]
     found = next((n for n in whole if fits(config, n, longest)), config.train_gpus)
     if found == config.train_gpus:
         return config, ()

@@ -42,7 +42,7 @@ def _remedy(config: LoopConfig, gpus: int, more: int) -> str:
     every = config.run.cluster.gpus + gpus
     if config.colocated:
         return f"--gpus = {more}"
-    if more < every:
+    if more < every or config.train_gpu:
         return f"loop.train_gpus = {more}"
     shared = ", or loop.colocated = true," if more == every else ""
     return f"--gpus = {2 * more}{shared}"
@@ -67,7 +67,7 @@ def _first_fitting(
             try:
                 check_memory(
                     cluster.model,
-                    gpu=cluster.gpu,
+                    gpu=config.trainer_gpu,
                     gpus=gpus,
                     longest=longest,
                     backend=config.train_backend,

@@ -8,6 +8,7 @@ from heddle.cluster.tool_pools import latency_of
 from heddle.config_error import ConfigError, require
 from heddle_core.loop.epoch import EpochPlan
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
+from heddle_sim.training_memory import MEMORY_GIB
 
 REWARDS_PER_GPU = 8
 """Rewards that a GPU of the reward service computes at once; assumed."""
@@ -36,6 +37,9 @@ class LoopSettings:
     length; `tail:SHARE`, the longest share apart. Empty: as the trace has them."""
     train_gpus: Annotated[int | None, Bounds(1)] = None
     """GPUs of the trainer; the engines have the others. None: a quarter, or what holds a step."""
+    train_gpu: str | None = None
+    """GPU type of the trainer, whose GPUs and those for rewards are then beside the cluster's.
+    None: both are a part of these."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
@@ -71,6 +75,8 @@ class LoopSettings:
     """Time of a reward, as `env_start_s`."""
     reward_gpus: Annotated[int, Bounds(0)] = 0
     """GPUs of the reward service."""
+    reward_gpu: str | None = None
+    """GPU type of them, beside a `train_gpu`. None: the trainer's."""
     reward_per_gpu: Annotated[int | None, Bounds(1, none="the default")] = None
     """Rewards at once on each of them; None: `REWARDS_PER_GPU`."""
     reward_capacity: Annotated[int | None, Bounds(1, none="no limit")] = None
@@ -101,6 +107,7 @@ class LoopSettings:
             "loop.update_method = colocated is what loop.colocated does; take another method for "
             "GPUs of their own",
         )
+        self._check_types()
         try:
             self.packing()
         except ValueError as error:
@@ -156,6 +163,23 @@ class LoopSettings:
         self._check_rewards()
         self.starts()
         self.rewards()
+
+    def _check_types(self) -> None:
+        gpu = self.train_gpu
+        require(
+            gpu is None or gpu.lower() in MEMORY_GIB,
+            f"loop.train_gpu = {gpu}: no such GPU type; known: {', '.join(MEMORY_GIB)}",
+        )
+        require(
+            not (gpu and self.colocated),
+            f"loop.train_gpu = {gpu}: with loop.colocated the trainer has the engines' GPUs; leave "
+            "one of the two out",
+        )
+        require(
+            self.reward_gpu is None or bool(gpu and self.reward_gpus),
+            f"loop.reward_gpu = {self.reward_gpu} is the type of loop.reward_gpus beside a trainer "
+            "of its own type: give loop.reward_gpus and loop.train_gpu, or leave it out",
+        )
 
     def _check_rewards(self) -> None:
         """A reward service has GPUs, or a capacity, or is elastic."""

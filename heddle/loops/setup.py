@@ -1,5 +1,6 @@
 """An RL loop, set up once: its data set, trainer, weight updates and rollout cluster."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -85,8 +86,15 @@ class LoopSetup:
 
     @property
     def gpus_by_class(self) -> Mapping[str, int]:
-        """`gpus` by class: the trainer, rewards and a hybrid pool have that of the engines."""
-        return {self.run.profile.gpu: self.gpus}
+        """`gpus` by class; a hybrid pool has that of the engines."""
+        config = self.config
+        if config.train_gpu is None:
+            return {self.run.profile.gpu: self.gpus}
+        found = Counter(self.run.profiles.pools)
+        found[config.trainer_gpu] += self.train_gpus
+        found[next(iter(found))] += self.pool_gpus
+        found[(config.reward_gpu or config.trainer_gpu).lower()] += config.reward_gpus
+        return {gpu: gpus for gpu, gpus in found.items() if gpus}
 
     def cost(self, seconds: float) -> RunCost:
         """Of all GPUs for so long."""
@@ -249,10 +257,16 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
 
     Raises:
         CapacityError: these, or those of the pool, are no whole engines.
+        UnfitError: engines and trainer have GPUs of several types.
     """
     hybrid, cluster = regime.split.hybrid, config.run.cluster
     if hybrid is None:
         return config
+    if not config.one_type:
+        raise UnfitError(
+            f"regime {name} moves GPUs between rollout and training, which have other types here: "
+            "give both one type"
+        )
     own, each = hybrid.own_gpus, cluster.engine_gpus
     left = cluster.gpus - own
     if left < each or left % each:
@@ -321,7 +335,7 @@ def _world(
         time = training.step_time(
             tokens,
             model=cluster.model,
-            gpu=cluster.gpu,
+            gpu=config.trainer_gpu,
             gpus=config.trainer_gpus + (_own_gpus(regime) if pool_trains else 0),
             backend=config.train_backend,
             layout=layout,

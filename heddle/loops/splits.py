@@ -2,10 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 from heddle.cluster.profiles import load_profiles, memory_profile
-from heddle.comparison.tuning import Choice, Variant, running_steps, speculations, with_policy
+from heddle.comparison.tuning import (
+    Choice,
+    Variant,
+    running_steps,
+    speculations,
+    with_policy,
+    with_tps,
+)
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
 
@@ -34,10 +42,10 @@ def splits(
 ) -> list[LoopConfig]:
     """Configurations of a loop, one for each number of training GPUs and TP degree of the engines.
 
-    `config.run.cluster.gpus` are all GPUs here. None or best: those of `SHARES`, and the
-    degrees of the profile, that leave whole engines. Roles leave one number of training GPUs. Each
-    is tried with numbers of `running` steps of an engine, and settings of `speculation`, as those
-    of `heddle.comparison.tuning`.
+    `config.run.cluster.gpus` are all GPUs here, but for those of a trainer of its own type. None or
+    best: those of `SHARES`, and the degrees of the profile, that leave whole engines. Roles leave
+    one number of training GPUs. Each is tried with numbers of `running` steps of an engine, and
+    settings of `speculation`, as those of `heddle.comparison.tuning`.
 
     Raises:
         ConfigError: a given split leaves no GPUs or no whole engines, or none can be; a number of
@@ -51,6 +59,46 @@ def splits(
             "out"
         )
     train_gpus, tps = (None if isinstance(each, str) else each for each in (train_gpus, tps))
+    divide = _beside if config.train_gpu else _divided
+    found = divide(config, train_gpus, tps)
+    if speculation is not None:
+        tried = speculations(cluster, speculation)
+        found = [each.on(speculation=setting) for each in found for setting in tried]
+    if running is None:
+        return found
+    numbers = running_steps(cluster, load_profiles(cluster, check_tp=False), running)
+    return [each.on(max_running=number) for each in found for number in numbers]
+
+
+def _beside(
+    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
+) -> list[LoopConfig]:
+    """Splits where all GPUs of the cluster generate; best TP degrees are of each pool."""
+    cluster = config.run.cluster
+    if train_gpus is None:
+        wholes = {8 * round(cluster.gpus * share / (1 - share) / 8) for share in SHARES}
+        train_gpus = sorted(wholes - {0}) or [max(1, cluster.gpus // 3)]
+    if tps is not None:
+        clusters = [replace(cluster, tp=tp) for tp in tps]
+    else:
+        degrees = (memory_profile(each).tps_on(each.gpus) for each in cluster.classes)
+        clusters = [with_tps(cluster, each) for each in product(*degrees)]
+    return [
+        replace(config, train_gpus=number, run=replace(config.run, cluster=each))
+        for each in clusters
+        for number in train_gpus
+    ]
+
+
+def _divided(
+    config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
+) -> list[LoopConfig]:
+    """Splits of the GPUs of the cluster.
+
+    Raises:
+        ConfigError: as `splits`.
+    """
+    cluster = config.run.cluster
     degrees = memory_profile(cluster).tps if tps is None else tps
     gpus = cluster.gpus - config.reward_gpus
     for_rewards = f", {config.reward_gpus} compute rewards" if config.reward_gpus else ""
@@ -83,13 +131,7 @@ def splits(
             f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )
-    if speculation is not None:
-        tried = speculations(cluster, speculation)
-        found = [each.on(speculation=setting) for each in found for setting in tried]
-    if running is None:
-        return found
-    numbers = running_steps(cluster, load_profiles(cluster, check_tp=False), running)
-    return [each.on(max_running=number) for each in found for number in numbers]
+    return found
 
 
 def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | None) -> int:

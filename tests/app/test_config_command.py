@@ -132,5 +132,43 @@ def test_a_regime_of_ones_own_is_checked_and_run(
     (row,) = json.loads(done.stdout)["regimes"]
     assert row["regime"] == "areal:max_head_offpolicyness=1:enforce=true"
     assert "no regime is named 'tiht'" in refused("regimes", "check", "tiht")
-    Path("heddle.toml").write_text("[regimes.tight]\nmax_head_offpolicyness = 1\n")
-    assert "write [regimes.NAME] with regime =" in refused("regimes", "check", "tight")
+
+
+def test_a_regime_of_ones_own_has_parts(heddle: Heddle):
+    Path("heddle.toml").write_text(
+        '[regimes.mine]\nregime = "areal"\nmax_head_offpolicyness = 2\n'
+        'staleness.late = "drop"\nbatching = { order = "first_finished" }\n'
+        "[regimes.mine.sampling]\nextra_samples = 2\n"
+    )
+    said = heddle("regimes", "check", "mine")
+    assert said.exit_code == 0, said.output
+    for field in ("staleness.bound=2", "staleness.late=drop", "batching.order=first_finished"):
+        assert f":{field}\n" in said.stdout
+    assert "starts 18 samples of each prompt, and trains 16" in said.stdout
+    assert "areal:max_head_offpolicyness=2" in heddle("regimes", "check", "mi*").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "said"),
+    [
+        ("mine", "max_head_offpolicyness = 1", "it needs the regime that it is of, as in regime ="),
+        ("mine", 'regime = "areall"', "no regime is named 'areall'; there are sync"),
+        ("areal", 'regime = "sync"', "areal is a regime of Heddle's: take another name"),
+        ('"a:b"', 'regime = "sync"', "take another name"),
+        ("mine", 'regime = "sync"\nbound = 1', "no parameter 'bound'; it has none, and the fields"),
+        ("mine", 'regime = "sync"\nstaleness.most = 1', "staleness has bound, counted_by, late"),
+        ("mine", 'regime = "sync"\nstaleness.late = 3', "one of wait, drop, train, not '3'"),
+        ("mine", 'regime = "sync"\nupdate.every = 1.5', "update.every must be a whole number"),
+        ("mine", 'regime = "sync"\nupdate.every = 0', "update every 1 or more batches, not 0"),
+        ("mine", 'regime = "sync"\nstaleness.bound = -1', "staleness.bound must be from 0 to"),
+        ("mine", 'regime = "sync"\nstaleness.bound = 1', "use update interrupt or in_flight"),
+    ],
+)
+def test_what_is_no_regime_is_refused_with_file_and_section(
+    refused: Callable[..., str], name: str, section: str, said: str
+):
+    Path("heddle.toml").write_text(f"[regimes.{name}]\n{section}\n")
+    found = refused("regimes", "check", "sync")
+    plain = name.strip('"')
+    assert f"heddle.toml: [regimes.{plain}]: " in found
+    assert said in found

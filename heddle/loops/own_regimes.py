@@ -1,0 +1,61 @@
+"""Regimes of one's own: the sections `[regimes.NAME]` of a configuration."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from heddle.config_error import require
+from heddle.search.policies import expanded
+from heddle_core.loop.presets import MOST, REGIMES, regime_named
+from heddle_core.loop.regime import BatchShape
+
+LEAST = BatchShape(groups=1, samples=1, slots=MOST, colocated=False)
+"""A batch that any regime can have."""
+
+
+def check_own_regime(name: str, table: Mapping[str, Any]) -> None:
+    """Refuse a section that is no regime.
+
+    Raises:
+        ValueError: its name, or a key or value in it, cannot be; the message has the remedy.
+    """
+    require(name not in REGIMES, f"{name} is a regime of Heddle's: take another name")
+    require(
+        bool(name) and not set(name) & set(":=,*?[ ") and name != "all",
+        "a name has no spaces and none of : = , * ? [, and is not all: take another name",
+    )
+    base = table.get("regime")
+    require(
+        isinstance(base, str) and ":" not in base,
+        'it needs the regime that it is of, as in regime = "areal"',
+    )
+    regime_named(regime_text(table), LEAST)
+
+
+def regime_text(table: Mapping[str, Any]) -> str:
+    """Return a section as ``REGIME:PARAMETER=VALUE:PART.FIELD=VALUE``."""
+    settings = [f"{key}={value}" for key, value in _flat(table, "") if key != "regime"]
+    return ":".join([table["regime"], *settings])
+
+
+def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else f"{value}"
+
+
+def regime_names(given: str | Sequence[str], own: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Read names of regimes, in text with commas between; one's own become
+    REGIME:PARAMETER=VALUE, patterns all they match.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+    if isinstance(given, str):
+        given = [name for name in (name.strip() for name in given.split(",")) if name]
+    found = []
+    for name in expanded(given, [*REGIMES, *own], "regimes"):
+        first, colon, rest = name.partition(":")
+        found.append(regime_text(own[first]) + colon + rest if first in own else name)
+    return found
