@@ -29,8 +29,9 @@ from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.presets import REGIMES, regime_named
+from heddle_core.loop.presets import REGIMES
 from heddle_core.loop.regime import BatchShape, Regime
+from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_core.presets import PRESETS

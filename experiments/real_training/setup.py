@@ -24,8 +24,8 @@ from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime, RegimeError
+from heddle_core.loop.regime_text import regime_named
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.settings import VllmSettings
 from heddle_trace.schema import Trace

@@ -50,7 +50,7 @@ def check(name: str) -> None:
     from heddle.loops.config import loop_of
     from heddle.loops.own_regimes import regime_names
     from heddle.loops.setup import regime_of
-    from heddle_core.loop.presets import PARTS
+    from heddle_core.loop.regime_text import PARTS
 
     config = take_settings(())
     loop = loop_of(config, [name])

@@ -104,6 +104,7 @@ def _regimes(result: LoopComparison) -> None:
                 "staleness": f"{row.mean_staleness:.2f}",
                 "oldest": f"{max(row.staleness)}",
                 "wasted": f"{row.wasted_share:.3f}",
+                **({} if row.masked_share is None else {"masked": f"{row.masked_share:.3f}"}),
                 "length bias": f"{row.length_bias:.3f}",
                 "KS": f"{row.length_distance:.3f}",
                 "of bound": f"{row.bound_fraction:.2f}",

@@ -203,6 +203,7 @@ def _run(
         first=setup.first_measured,
         trainer_lends=hybrid is not None and not hybrid.own_gpus,
         lost=core.lost,
+        masks=setup.regime.batching.overlong == "mask",
     )
     return figures, share, trained
 

@@ -110,6 +110,14 @@ def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> 
             f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
             "trace with `heddle trace resample`"
         )
+    if regime.batching.equal_rewards == "drop" and all(
+        len({script.reward for script in scripts}) == 1 for scripts in data.groups.values()
+    ):
+        raise UnfitError(
+            f"regime {name} drops groups of equal reward, as all {len(data.groups):,} prompts of "
+            "the trace are: take a trace with `reward` of each trajectory, or leave "
+            "batching.equal_rewards out"
+        )
     least = least_batches(regime)
     if config.batches < least:
         raise UnfitError(

@@ -50,7 +50,7 @@ class LoopFigures:
     trained_trajectories: int
     """Of the steps in `step_s`."""
     trained_tokens: int
-    """Output tokens of them."""
+    """Output tokens of them, without those that an over-long filter masks."""
     training_s: float
     """In training, over the whole loop."""
     staleness: tuple[tuple[int, int], ...]
@@ -64,6 +64,8 @@ class LoopFigures:
     of their starts."""
     all_trained_tokens: int
     """Output tokens of all trained trajectories, over the whole loop."""
+    masked_tokens: int
+    """Those of them that an over-long filter masks."""
     length_distance: float
     """Kolmogorov-Smirnov distance of the output tokens of trained trajectories to those of the
     started ones: largest difference of the shares that are no longer than a length."""
@@ -136,11 +138,12 @@ def loop_figures(
     first: int,
     trainer_lends: bool,
     lost: Mapping[int, int],
+    masks: bool,
 ) -> tuple[LoopFigures, list[TrainedSample]]:
     """Cut the journal of a loop that is over into figures; with every trained sample, in order.
 
     Times leave out the steps before `first`; see `heddle.runs.loop_batches.loop_columns` for
-    `trainer_lends` and `lost`.
+    `trainer_lends` and `lost`. With `masks` those that were truncated are masked.
     """
     columns = loop_columns(journal, trainer_lends=trainer_lends, lost=lost)
     begun, groups = journal.of("StartTrajectory"), journal.words("group")
@@ -160,6 +163,7 @@ def loop_figures(
     moves, pools = journal.of("GpusAssigned"), list(journal.words("pool"))
     ok = moves.ints("ok")[moves.codes("pool") == pools.index("hybrid")]
     later, tokens = batches[first:], columns.tokens[members]
+    masked = np.where(_truncated(journal), columns.tokens, 0) if masks else columns.tokens * 0
     wasted = int(np.searchsorted(columns.wasted, columns.trained[-1]))
     # Output tokens in order of the starts, of as many as have ended.
     ended = [data.output_tokens(*sample) for sample in samples[: len(members) + wasted]]
@@ -169,13 +173,15 @@ def loop_figures(
         duration_s=batches[-1].end_s,
         step_s=tuple(b.end_s - a.end_s for a, b in pairwise(batches[first - 1 :])),
         trained_trajectories=sum(batch.trajectories for batch in later),
-        trained_tokens=sum(batch.tokens for batch in later),
+        trained_tokens=sum(batch.tokens for batch in later)
+        - sum(int(masked[of_batch].sum()) for of_batch in parts["members"][first:]),
         training_s=float(np.cumsum(parts["ended_s"] - parts["began_s"])[-1]),
         staleness=tuple(zip(versions.tolist(), numbers.tolist(), strict=True)),
         wasted_tokens=sum(batch.wasted_tokens for batch in batches),
         mean_trained_tokens=int(tokens.sum()) / len(tokens),
         mean_started_tokens=sum(ended) / len(ended),
         all_trained_tokens=int(tokens.sum()),
+        masked_tokens=int(masked[members].sum()),
         length_distance=distance(tokens.tolist(), ended),
         failed_starts=len(journal.of("StartFailed")),
         gpu_switches=len(ok),
@@ -185,6 +191,15 @@ def loop_figures(
         services=services(trained),
     )
     return figures, trained
+
+
+def _truncated(journal: Journal) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether a limit cut a trajectory off, by its code."""
+    ends, outcomes = journal.of("TrajectoryFinished"), list(journal.words("outcome"))
+    cut = [code for code, outcome in enumerate(outcomes) if outcome == "truncated"]
+    found = np.zeros(len(journal.trajectories) + 1, np.bool_)  # The last answers to code -1.
+    found[ends.codes("trajectory")[np.isin(ends.codes("outcome"), cut)]] = True
+    return found
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:

@@ -5,8 +5,9 @@ from typing import Any
 
 from heddle.config_error import require
 from heddle.search.policies import expanded
-from heddle_core.loop.presets import MOST, REGIMES, regime_named
+from heddle_core.loop.presets import REGIMES
 from heddle_core.loop.regime import BatchShape
+from heddle_core.loop.regime_text import MOST, regime_named
 
 LEAST = BatchShape(groups=1, samples=1, slots=MOST, colocated=False)
 """A batch that any regime can have."""

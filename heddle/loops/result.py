@@ -135,6 +135,15 @@ class RegimeResult:
         return wasted / (wasted + sum(run.all_trained_tokens for run in self.runs))
 
     @property
+    def masked_share(self) -> float | None:
+        """Output tokens of trained trajectories that an over-long filter masks, over all that were
+        made; None without one."""
+        if self.setup.regime.batching.overlong == "train":
+            return None
+        paid = sum(run.wasted_tokens + run.all_trained_tokens for run in self.runs)
+        return sum(run.masked_tokens for run in self.runs) / paid
+
+    @property
     def split_s(self) -> dict[str, float]:
         """Seconds of a step by what the trainer did or waited for, mean of the runs."""
         splits = [run.mean_split for run in self.runs]
@@ -189,6 +198,7 @@ class RegimeResult:
             },
             **over_runs("failed_starts", "gpu_switches", "failed_switches", "wasted_tokens"),
             "wasted_share": self.wasted_share,
+            **({} if self.masked_share is None else {"masked_share": self.masked_share}),
             "length_bias": self.length_bias,
             "length_distance": self.length_distance,
             "batch_spread": self.batch_spread,

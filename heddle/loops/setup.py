@@ -20,8 +20,8 @@ from heddle_core.loop.controller import LoopController
 from heddle_core.loop.epoch import EpochOrder, Totals, lengths_by_age
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape, Regime
+from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from statistics import fmean
 from typing import Any, Final, Literal, TypeAlias
 
@@ -118,6 +119,7 @@ class LoopController:
         self._batches = batches
         self._prompts = iter(prompts)
         self._deferred: deque[Prompt] = deque()
+        self._unstarted: deque[tuple[Group, int]] = deque()  # samples of groups that have started
         self._rounds = 0
         self._extra_is_open = False
         self._due: dict[RolloutId, int] = {}
@@ -236,15 +238,23 @@ class LoopController:
             self.groups.forget(sample)
             self._replace(sample, out)
         else:
+            sample.reward = e.reward
             self.groups.move(sample, "scored")
             if sample.group.complete:
-                for other in list(sample.group.live.values()):
-                    if other.phase != "scored":
-                        self._discard(other, out)
-                sample.group.seconds = self._now_s - sample.group.started_s
-                most = self.regime.batching.most_complete
-                if most is not None and len(self.groups.complete) > most:
-                    self._drop(next(iter(self.groups.complete.values())), out)
+                self._completed(sample.group, out)
+
+    def _completed(self, group: Group, out: list[Command]) -> None:
+        """End what a complete group does not need; drop what the regime does not train."""
+        for other in list(group.live.values()):
+            if other.phase != "scored":
+                self._discard(other, out)
+        group.seconds = self._now_s - group.started_s
+        batching, complete = self.regime.batching, self.groups.complete
+        rewards = {sample.reward for sample in group.live.values()}
+        if batching.equal_rewards == "drop" and len(rewards) == 1:
+            self._drop(group, out)
+        elif batching.most_complete is not None and len(complete) > batching.most_complete:
+            self._drop(next(iter(complete.values())), out)
 
     def _replace(self, failed: GroupSample, out: list[Command]) -> None:
         """Start a failed sample again if its group needs it, unless too many of it have failed."""
@@ -432,6 +442,8 @@ class LoopController:
         if len(groups.complete) < min(regime.batching.accumulate_from or missing, missing):
             return []
         ready = list(groups.complete.values())
+        if regime.batching.order == "started":
+            return [g for g in islice(groups.open.values(), missing) if g.complete]
         if regime.batching.order == "oldest":
             ready.sort(key=lambda group: group.order)
         if regime.staleness.late == "wait" and regime.batching.rest == "keep":
@@ -498,6 +510,9 @@ class LoopController:
         drains = regime.update.mode == "drain"
         if drains and not (self.stage in self._round_stages and groups.in_flight == 0):
             return
+        if regime.staleness.admits == "samples":
+            self._start_samples(out)
+            return
         long_round = drains and len(self._deferred) >= regime.groups
         count = regime.groups if long_round else self._may_start()
         if count <= 0:
@@ -524,6 +539,21 @@ class LoopController:
             for number in range(min(samples, prompt.samples)):
                 self._start_sample(group, number, rollout, out)
 
+    def _start_samples(self, out: list[Command]) -> None:
+        """Start samples one by one as there is room, those of a new group after all others."""
+        most, groups = self.regime.staleness.max_concurrent or 0, self.groups
+        while groups.in_flight < most:
+            if not self._unstarted:
+                if self._may_start() <= 0:
+                    return
+                prompt, needed = self._next_prompt(False), self.regime.samples
+                new = groups.start(prompt, needed=needed, version=self.version, now_s=self._now_s)
+                samples = min(self.regime.started_samples, prompt.samples)
+                self._unstarted.extend((new, number) for number in range(samples))
+            group, number = self._unstarted.popleft()
+            if groups.open.get(group.id) is group and not group.complete:
+                self._start_sample(group, number, EXTRA, out)
+
     def _may_start(self) -> int:
         """Groups that the regime lets start now."""
         regime, groups = self.regime, self.groups
@@ -537,8 +567,11 @@ class LoopController:
         elif staleness.counted_by == "batch":
             allowed.append((self.begun + 1) * regime.groups + extra - groups.live)
         if staleness.max_concurrent is not None:
-            free = staleness.max_concurrent - groups.in_flight
-            allowed.append(free // regime.started_samples)
+            each, busy = regime.started_samples, groups.in_flight
+            if staleness.admits == "groups":
+                busy = (len(groups.open) - len(groups.complete)) * each
+            free = staleness.max_concurrent - busy
+            allowed.append(free if staleness.admits == "samples" else free // each)
         return min(allowed)
 
     def _next_prompt(self, long_round: bool) -> Prompt:

@@ -42,6 +42,7 @@ class GroupSample:
     version: int
     """Weights version at its start."""
     phase: SamplePhase = "starting"
+    reward: float | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -74,6 +74,10 @@ class Staleness:
     """Trajectories in flight; None: any number."""
     growth: float = 0.0
     """Batches more that may start for every version; above 0 the rule bounds nothing."""
+    admits: Literal["slots", "groups", "samples"] = "slots"
+    """When `max_concurrent` has room: for a whole group as its samples find places; for a group as
+    all of another are scored; for each sample as one ends, its group's others later (AReaL pull
+    request 1722, Megatron-LM 5306)."""
 
     @property
     def most(self) -> int:
@@ -85,11 +89,19 @@ class Staleness:
 class Batching:
     """Which complete groups make a batch."""
 
-    order: Literal["oldest", "first_finished"] = "oldest"
+    order: Literal["oldest", "first_finished", "started"] = "oldest"
+    """Of complete groups; `started`: exactly those that started first, which are waited for
+    (Megatron-LM pull request 5306)."""
     rest: Rest = "keep"
     accumulate_from: int | None = None
     """Complete groups from which on the trainer computes gradients before a batch is complete;
     None: it waits for the batch. One optimizer step sums them, so the batch stays the same."""
+    equal_rewards: Literal["train", "drop"] = "train"
+    """What is done with a group whose rewards are equal, which has no gradient under GRPO; others
+    take the place of those that are dropped (dynamic sampling of DAPO, arXiv 2503.14476)."""
+    overlong: Literal["train", "mask"] = "train"
+    """Whether the loss counts trajectories that a limit of tokens cut off; those that are masked
+    fill places of the batch and take the trainer's time (DAPO's over-long filter)."""
     most_complete: int | None = None
     """Complete groups that wait for training; the first of them is discarded where one more
     completes. None: any number."""
@@ -164,11 +176,6 @@ class Regime:
             staleness.counted_by != "nothing" or most is not None,
             "without a limit by version or batch, max_concurrent must be given",
         )
-        waiting = self.batching.most_complete
-        _require(
-            waiting is None or waiting >= self.groups,
-            f"most_complete must be {self.groups} or more, so that a batch can wait, not {waiting}",
-        )
         carries = self.batching.rest == "keep"
         overlapping = (
             staleness.counted_by != "batch"
@@ -203,6 +210,7 @@ class Regime:
             or not carries,
             "staleness bound 0 with late drop would discard what rest keep carries over",
         )
+        self._check_data()
 
     def _check_gpus(self) -> None:
         """Refuse what GPUs that rollout and training have in turn cannot do."""
@@ -220,6 +228,28 @@ class Regime:
             part is None or not colocated,
             "GPUs that rollout and training have in turn cannot compute gradients while they "
             "generate: accumulate on GPUs of their own",
+        )
+
+    def _check_data(self) -> None:
+        """Refuse rules for samples and groups that no batch could come of."""
+        staleness, batching, most = self.staleness, self.batching, self.staleness.max_concurrent
+        _require(
+            staleness.admits == "slots" or (most is not None and self.update.mode != "drain"),
+            f"admits {staleness.admits} is of max_concurrent, with update interrupt or in_flight",
+        )
+        _require(
+            batching.equal_rewards == "train" or self.samples > 1,
+            "equal_rewards drop needs samples of 2 or more: one reward equals itself",
+        )
+        waiting = batching.most_complete
+        _require(
+            waiting is None or waiting >= self.groups,
+            f"most_complete must be {self.groups} or more, so that a batch can wait, not {waiting}",
+        )
+        _require(
+            waiting is None or batching.order != "started",
+            "order started waits for the groups that started first, and most_complete discards "
+            "them: leave one of the two out",
         )
 
     @property

@@ -25,8 +25,8 @@ from heddle_core.events import (
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.presets import regime_named
 from heddle_core.loop.regime import BatchShape
+from heddle_core.loop.regime_text import regime_named
 from heddle_rollout.driver import StuckError
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import RunClock

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_core.commands import AccumulateGradients
+from heddle_core.commands import AccumulateGradients, StartTrajectory
 from heddle_core.events import LoopStarted, Trained
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.hybrid import RatioPool, WaitLending
-from heddle_core.loop.presets import REGIMES, regime_named
+from heddle_core.loop.presets import REGIMES
 from heddle_core.loop.regime import (
     Batching,
     BatchShape,
@@ -22,6 +22,7 @@ from heddle_core.loop.regime import (
     Staleness,
     Update,
 )
+from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts, SplitPlan, SplitPlanner, StepEnd
 from tests.loop.worlds import HostileWorld, NoRollouts
 
@@ -53,9 +54,11 @@ def any_regime(random_: random.Random) -> Regime:
                     late=random_.choice(("wait", "drop", "train")),
                     max_concurrent=random_.choice((None, 6, 20)),
                     growth=random_.choice((0.0, 0.0, 0.0, 1.0)),
+                    admits=random_.choice(("slots", "groups", "samples")),
                 ),
                 batching=Batching(
-                    order=random_.choice(("oldest", "first_finished")),
+                    order=random_.choice(("oldest", "first_finished", "started")),
+                    equal_rewards=random_.choice(("train", "train", "drop")),
                     rest=random_.choice(("keep", "cancel", "defer")),
                     accumulate_from=random_.choice((None, None, 1, 2)),
                     most_complete=random_.choice((None, None, 4)),
@@ -118,6 +121,29 @@ def test_a_named_regime_ends_in_any_order(name: str, failures: float):
         world = HostileWorld(regime, seed, batches=4, failures=failures)
         world.run()
         assert len(world.trained) == 4
+
+
+def test_samples_start_one_by_one_as_there_is_room():
+    def started(admits: str) -> Counter[str]:
+        text = f"areal:max_head_offpolicyness=4:max_concurrent_rollouts=5:staleness.admits={admits}"
+        core = LoopController(NoRollouts(), regime_named(text, shape()), _prompts(), batches=9)
+        commands = core.handle(LoopStarted(time_s=0.0))
+        return Counter(c.group for c in commands if isinstance(c, StartTrajectory))
+
+    assert sorted(started("slots").values()) == [2, 2]
+    assert sorted(started("samples").values()) == [1, 2, 2]
+
+
+@pytest.mark.parametrize("order", ["oldest", "started"])
+def test_batches_of_the_groups_that_started_first(order: str):
+    regime = regime_named(f"areal:max_head_offpolicyness=2:batching.order={order}", shape())
+    stragglers = 0
+    for seed in range(20):
+        world = HostileWorld(regime, seed, batches=4, failures=0.0)
+        world.run()
+        numbers = [int(world.group[t][1:]) for batch in world.trained for t in batch]
+        stragglers += numbers != sorted(numbers)
+    assert bool(stragglers) == (order == "oldest")
 
 
 def test_a_replay_of_the_events_gives_the_same_commands():
@@ -213,6 +239,11 @@ def _prompts():
         ("april:over_sampling=0.5", "1 or more"),
         ("rollpacker:eta_prompts=0.5", "1 or more"),
         ("rollpacker:eta_responses=1e300", "must be from 0 to 1,000,000"),
+        ("sync:staleness.admits=samples", "admits samples is of max_concurrent"),
+        ("pipelinerl:batching.order=started", "most_complete discards them"),
+        ("areal:staleness.late=never", "must be one of wait, drop, train"),
+        ("areal:update.every=often", "a whole number"),
+        ("areal:split.colocated=true", "and the fields of sampling, staleness, batching, update"),
         ("libra:borrow=0.5", "borrow must be above release"),
         ("verl-separate-async:switch_ratio=2", "above 0 and at most 1"),
         ("roll:group_size_redundancy=1:group_size_redundancy=2", "given twice"),

@@ -116,6 +116,7 @@ class HostileWorld:
         self.batch: list[TrajectoryId] = []
         """What the trainer has of the batch in collection."""
         self.staleness: list[int] = []
+        self.rewards: dict[tuple[GroupId, TrajectoryId], float] = {}
         self.versions: dict[EngineId, int] = dict.fromkeys(self.engines, 0)
         self.expected: dict[str, int | None] = {}
         self.admitted: dict[str, int] = {}
@@ -214,6 +215,10 @@ class HostileWorld:
             case Score(trajectory=t):
                 assert self.state[t] == "ended"
                 reward = None if self.random.random() < self.failures else 1.0
+                if reward and self.regime.batching.equal_rewards == "drop":
+                    reward = self.random.choice((0.0, 1.0))
+                if reward is not None:
+                    self.rewards[self.group[t], t] = reward
                 self.due.append(Scored(time_s=0.0, trajectory=t, reward=reward))
             case Discard(trajectory=t):
                 assert self.state[t] == "ended", f"{t} is {self.state[t]} and was discarded"
@@ -286,6 +291,10 @@ class HostileWorld:
             by_group[self.group[t]] = by_group.get(self.group[t], 0) + 1
         complete = [self.regime.samples] * self.regime.groups
         assert list(by_group.values()) == complete, "incomplete groups"
+        if self.regime.batching.equal_rewards == "drop":
+            for group in by_group:
+                found = {self.rewards[group, t] for t in self.batch if self.group[t] == group}
+                assert len(found) == 2, "a group of equal rewards was trained"
         self.trained.append(tuple(self.batch))
         self.batch.clear()
         self.due.append(Trained(time_s=0.0, batch=command.batch))
