@@ -29,7 +29,7 @@ from heddle_sim.profile_files import load_profile
 from heddle_trace.oracle import Oracle
 
 FIGURES_AND_TABLES = [*(f"F{n}" for n in range(1, 17)), "T1", "T2"]
-BEYOND = list("ABCDEGHIJKLMNOPRSUVW")
+BEYOND = list("ABCDEGHIJKLMNOPRSUVWX")
 ALL = experiments()
 each = pytest.mark.parametrize("experiment", ALL, ids=lambda e: e.name)
 
