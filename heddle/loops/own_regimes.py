@@ -9,8 +9,8 @@ from heddle_core.loop.presets import REGIMES
 from heddle_core.loop.regime import BatchShape
 from heddle_core.loop.regime_text import MOST, regime_named
 
-LEAST = BatchShape(groups=1, samples=1, slots=MOST, colocated=False)
-"""A batch that any regime can have."""
+LEAST = BatchShape(groups=1, samples=2, slots=MOST, colocated=False)
+"""A small batch, of GRPO: what a regime may ask is within it."""
 
 
 def check_own_regime(name: str, table: Mapping[str, Any]) -> None:

@@ -250,8 +250,8 @@ class LoopController:
                 self._discard(other, out)
         group.seconds = self._now_s - group.started_s
         batching, complete = self.regime.batching, self.groups.complete
-        rewards = {sample.reward for sample in group.live.values()}
-        if batching.equal_rewards == "drop" and len(rewards) == 1:
+        drops = batching.equal_rewards == "drop"
+        if drops and len({sample.reward for sample in group.live.values()}) == 1:
             self._drop(group, out)
         elif batching.most_complete is not None and len(complete) > batching.most_complete:
             self._drop(next(iter(complete.values())), out)

@@ -137,7 +137,8 @@ def test_a_regime_of_ones_own_is_checked_and_run(
 def test_a_regime_of_ones_own_has_parts(heddle: Heddle):
     Path("heddle.toml").write_text(
         '[regimes.mine]\nregime = "areal"\nmax_head_offpolicyness = 2\n'
-        'staleness.late = "drop"\nbatching = { order = "first_finished" }\n'
+        'staleness.late = "drop"\n'
+        'batching = { order = "first_finished", equal_rewards = "drop" }\n'
         "[regimes.mine.sampling]\nextra_samples = 2\n"
     )
     said = heddle("regimes", "check", "mine")
