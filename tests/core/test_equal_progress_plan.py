@@ -136,7 +136,7 @@ def test_one_trajectory_needs_no_search():
     assert isinstance(planned([500.0], past=history()), ResourcePlan)
 
 
-@pytest.mark.parametrize("between, within", [(1.0, 0.1), (0.7, 0.7), (0.05, 1.0)])
+@pytest.mark.parametrize(("between", "within"), [(1.0, 0.1), (0.7, 0.7), (0.05, 1.0)])
 def test_a_history_of_some_prompts_has_the_lengths_of_their_next_samples(between, within):
     generator = np.random.default_rng(5)
     means = 7.0 + between * generator.standard_normal((80, 1))
