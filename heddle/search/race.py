@@ -114,8 +114,12 @@ class Race:
         except KeyboardInterrupt:
             if not keeps_best or not self.ranked():
                 raise
-            self._ends_s = time.monotonic()
+            self.stop()
         return not self.over
+
+    def stop(self) -> None:
+        """Spend the time: nothing begins from now on but what must."""
+        self._ends_s = time.monotonic()
 
     def run(
         self,

@@ -56,11 +56,11 @@ def all_rounds(
     if small is race:
         find_settings(race)
     else:
-        small.completes(lambda: find_settings(small), keeps_best=keeps_best)
+        if not small.completes(lambda: find_settings(small), keeps_best=keeps_best):
+            race.stop()
         best, *others = [*small.near(NEAR, FINALISTS, slots=SLOTS_KEPT), *of_policies(small)]
         race.run([best], [0], always=True)
-        if not small.over:
-            race.run(others, [0])
+        race.run(others, [0])
     race.run(race.near(NEAR, FINALISTS, slots=1), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST, slots=1), range(race.draws))
 
