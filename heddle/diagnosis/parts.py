@@ -6,26 +6,26 @@ wait for the longest. The share of a trajectory that waits while no engine has a
 of its own. What nothing accounts for is shown.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from heddle.diagnosis.intervals import (
+    COMPUTING,
     LLM,
     PARTS,
     QUEUE,
     Intervals,
-    intervals,
+    Requests,
+    merged,
+    requests,
     requests_over_time,
     spans,
 )
-from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
-from heddle.runs.tables import union_s
-from heddle_trace.columns import Codes
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -38,8 +38,6 @@ PHASES: Final = ("training", "update", "reward", "other")
 BINS: Final = 100
 AVERAGES: Final = ("env_start", "llm", "tool", "rollout", "tail")
 """Of rollouts whose trajectories were not recorded one by one."""
-_BLOCK: Final = 1 << 18
-"""Intervals that are computed at once: memory for them does not grow with the log."""
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
 )
@@ -139,7 +137,7 @@ def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window
 def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Parts of each step, the trajectories that ended last, and the engines."""
     start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
-    cut = intervals(seen)
+    cut = requests(seen)
     codes, first_s, last_s = spans((start_s, end_s), seen.column("trajectory_id").ints)
     names = seen.column("trajectory_id").words
     if seen.header.clock == "trajectory":
@@ -154,7 +152,7 @@ def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[
 
 
 def _alone(
-    cut: Intervals, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
+    cut: Requests, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
 ) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Trajectories that were measured by themselves: their times are added up."""
     total_s = float((last_s - first_s).sum())
@@ -163,7 +161,7 @@ def _alone(
         _path(_Window(None, first_s[at], last_s[at]), int(codes[at]), cut, names[codes[at]])
         for at in order.tolist()
     ]
-    parts = _accounted(_sums(cut.part, cut.end_s - cut.start_s), total_s)
+    parts = _accounted(_sums(cut.blocks()), total_s)
     step = Step(
         label=None,
         start_s=0.0,
@@ -177,9 +175,21 @@ def _alone(
     return [step], paths, []
 
 
-def _sums(part: Codes, seconds: Floats) -> dict[str, float]:
-    found = np.bincount(part, weights=seconds, minlength=len(PARTS)).tolist()
-    return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
+def _sums(found: Iterable[Intervals]) -> dict[str, float]:
+    """Seconds by part."""
+    total = np.zeros(len(PARTS))
+    for own in found:
+        total += _by_part(own, own.end_s - own.start_s)
+    return _named(total)
+
+
+def _by_part(own: Intervals, seconds: Floats) -> Floats:
+    return np.asarray(np.bincount(own.part, seconds, len(PARTS)), np.float64)
+
+
+def _named(seconds: Floats) -> dict[str, float]:
+    found = zip(PARTS, seconds.tolist(), strict=True)
+    return {name: value for name, value in found if value > 0.0}
 
 
 def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
@@ -187,15 +197,15 @@ def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
     return {**parts, "unaccounted": 0.0 if abs(rest_s) < 1e-9 * total_s else rest_s}
 
 
-def _path(window: _Window, code: int, cut: Intervals, name: str) -> CriticalPath:
-    reached = (cut.end_s > window.start_s) & (cut.start_s < window.end_s)
-    own = cut.of((cut.trajectory == code) & reached)
+def _path(window: _Window, code: int, cut: Requests, name: str) -> CriticalPath:
+    own = cut.of(cut.trajectory == code).intervals()
+    own = own.of((own.end_s > window.start_s) & (own.start_s < window.end_s))
     own = own.of(np.argsort(own.start_s, kind="stable"))
-    begun_s = np.maximum(own.start_s, window.start_s)
+    own = replace(own, start_s=np.maximum(own.start_s, window.start_s))
     lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
     late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
-    parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, own.end_s - begun_s)}
-    times = ((each - window.start_s).round(6).tolist() for each in (begun_s, own.end_s))
+    parts = {**({"arrival": late_s} if late_s else {}), **_sums([own])}
+    times = ((each - window.start_s).round(6).tolist() for each in (own.start_s, own.end_s))
     return CriticalPath(
         trajectory=name,
         lasts_s=lasts_s,
@@ -222,31 +232,33 @@ class _Grid:
             change += sign * np.bincount(place, minlength=len(change))
         return np.cumsum(change)[:-1]
 
-    def within(self, weight: Floats, own: Intervals) -> Floats:
-        """Seconds of each interval, weighted by the time in which they pass."""
-        passed = np.append(0.0, np.cumsum(self.length * weight))
-        found = np.zeros(len(own.start_s))
-        for at in range(0, len(found), _BLOCK):
-            block = slice(at, at + _BLOCK)
-            for times, sign in ((own.end_s, 1.0), (own.start_s, -1.0)):
-                within = np.clip(times[block], *self._ends)
-                found[block] += sign * np.interp(within, self.edges, passed)
-        return found
+    def sums(self, cut: Requests, *weighted: tuple[Floats, Bools]) -> list[Floats]:
+        """Seconds of requests by part, each time with its weight; for some parts, for others."""
+        passed = [np.append(0.0, np.cumsum(self.length * weight)) for weight, _ in weighted]
+        total = [np.zeros(len(PARTS)) for _ in weighted]
+        for each in cut.blocks():
+            for at, (_, parts) in enumerate(weighted):
+                own = each.of(parts[each.part])
+                start, end = (
+                    np.interp(np.clip(times, *self._ends), self.edges, passed[at])
+                    for times in (own.start_s, own.end_s)
+                )
+                total[at] += _by_part(own, end - start)
+        return total
 
     def sum(self, where: Bools) -> float:
         return float(self.length[where].sum())
 
 
 def _step(
-    window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
+    window: _Window, cut: Requests, first_s: Floats, last_s: Floats, seen: ObservedSteps
 ) -> Step:
-    cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
-    busy = cut.of(cut.computing)
-    marks = [first_s, last_s, busy.start_s, busy.end_s]
+    cut = cut.within(window.start_s, window.end_s)
+    busy = cut.covered(COMPUTING)
+    marks = [first_s, last_s, *busy]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
     marks += [seen.engines["time_s"].values] if seen.engines else []
     grid = _Grid(window, marks)
-    del busy, marks
     parts, free = _trainer(grid, seen)
     active = grid.under_way(first_s, last_s)
     free_active = free & (active > 0)
@@ -255,14 +267,18 @@ def _step(
     since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
     tail = free_active & (grid.edges[:-1] >= since_s)
     at = np.flatnonzero(tail)
-    serving, waits = _serving(grid, cut, seen)
-    waiting, rest = cut.of(waits), cut.of(~waits)
-    parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
-    waited_s = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
-    parts["tail"] = parts.get("tail", 0.0) + waited_s
+    serving, waits = _serving(grid, busy, seen)
+    idle_waits, tail_waits, others, waiting = grid.sums(
+        cut,
+        (share * ~serving, waits),
+        (share * (tail & ~serving), waits),
+        (share * ~tail, ~waits),
+        (share * (~tail & serving), waits),
+    )
+    parts["stalled"] = float(idle_waits.sum())
+    parts["tail"] = parts.get("tail", 0.0) + grid.sum(tail) - float(tail_waits.sum())
     parts["idle"] = grid.sum(free & (active == 0)) if seen.count else 0.0
-    parts |= _sums(rest.part, grid.within(share * ~tail, rest))
-    parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
+    parts |= _named(others + waiting)
     found = {name: value for name, value in parts.items() if value > 0.0}
     return Step(
         label=window.label,
@@ -289,36 +305,32 @@ def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]
     return parts, free
 
 
-def _serving(grid: _Grid, cut: Intervals, seen: ObservedSteps) -> tuple[Bools, Bools]:
-    """Times in which some engine has a request, and the intervals that wait for one.
+def _serving(grid: _Grid, busy: tuple[Floats, Floats], seen: ObservedSteps) -> tuple[Bools, Bools]:
+    """Times in which some engine has a request, and the parts in which one waits for it.
 
     Where engines were sampled they say it; a request that none of them has waits, too.
     """
-    computing = cut.of(cut.computing)
-    serving = grid.under_way(computing.start_s, computing.end_s) > 0
+    serving = grid.under_way(*busy) > 0
     if not seen.engines:
-        return serving, cut.part == QUEUE
+        return serving, QUEUE
     times, engines = requests_over_time(seen)
     running = np.sum([each for each, _ in engines.values()], axis=0)
     at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
     known = (at >= 0) & (at < len(times) - 1)
-    return np.where(known, running[at] > 0, serving), np.isin(cut.part, (QUEUE, LLM))
+    return np.where(known, running[at] > 0, serving), QUEUE | LLM
 
 
-def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:
+def _engines(seen: ObservedSteps, cut: Requests, steps: Sequence[Step]) -> list[EngineTime]:
     """Times of the engines that requests name, over all steps."""
-    begin_s, end_s = steps[0].start_s, steps[-1].end_s
-    edges = np.linspace(begin_s, end_s, BINS + 1)
-    waits = cut.of(cut.part == QUEUE)
-    waited = _merged(waits.start_s, waits.end_s)
+    edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
+    waited = cut.covered(QUEUE)
     found = []
     for code, name in enumerate(seen.column("engine").words):
-        own = cut.of((cut.engine == code) & cut.computing)
-        alone_s = _covered(own.start_s, own.end_s)
-        both = (own.start_s, own.end_s), waited
-        either_s = _covered(*(np.concatenate(times) for times in zip(*both, strict=True)))
-        sent = waits.of(waits.engine == code)
-        running, queued = (mean_within(edges, each.start_s, each.end_s) for each in (own, sent))
+        own = cut.of(cut.engine == code)
+        busy = own.covered(COMPUTING)
+        either = merged(*(np.concatenate(times) for times in zip(busy, waited, strict=True)))
+        alone_s, either_s = (float((end - start).sum()) for start, end in (busy, either))
+        running, queued = (own.mean_within(edges, parts) for parts in (COMPUTING, QUEUE))
         found.append(
             EngineTime(
                 engine=name,
@@ -330,18 +342,3 @@ def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list
             )
         )
     return found
-
-
-def _merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """The same times in intervals that do not overlap."""
-    order = np.argsort(start_s)
-    start_s, reach = start_s[order], np.maximum.accumulate(end_s[order])
-    after = start_s[1:] > reach[:-1]
-    return start_s[np.append(True, after)[: len(order)]], reach[
-        np.append(after, True)[: len(order)]
-    ]
-
-
-def _covered(start_s: Floats, end_s: Floats) -> float:
-    order = np.argsort(start_s)
-    return union_s(start_s[order], end_s[order])

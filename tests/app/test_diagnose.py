@@ -1,18 +1,21 @@
 """`heddle diagnose`: parts that sum to the measured step, of logs and of runs of our own."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from heddle.diagnosis.intervals import intervals
+from heddle.diagnosis.intervals import requests
 from heddle.diagnosis.own_runs import observed_run
 from heddle.diagnosis.parts import PHASES, diagnose
 from heddle.runs import load_run
 from heddle_trace import read_trace
+from heddle_trace.columns import TraceColumn
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
@@ -254,7 +257,7 @@ def test_a_shared_second_is_divided_by_the_trajectories():
     ]
     found = seen(*made)
     (step,), _, _ = diagnose(found)
-    cut, grid = intervals(found), np.linspace(step.start_s, step.end_s, 20_001)[:-1]
+    cut, grid = requests(found).intervals(), np.linspace(step.start_s, step.end_s, 20_001)[:-1]
     ends = found.column("end_s").values
     since = np.sort(ends)[len(ends) - step.longest - 1]
     now = (cut.start_s[None] <= grid[:, None]) & (grid[:, None] < cut.end_s[None])
@@ -392,3 +395,24 @@ def test_steps_that_overlap_are_refused(refused: Callable[..., str], tmp_path: P
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = refused("diagnose", path, *QUICK)
     assert "begins 4.0 s before the one before it has ended: two runs" in said
+
+
+def test_memory_for_parts_is_below_150_bytes_a_request():
+    count, rng = 1 << 19, np.random.default_rng(1)
+    code = np.arange(count, dtype=np.int32)
+    start_s = rng.uniform(0.0, 600.0, count)
+    columns = {
+        "trajectory_id": TraceColumn("word", code // 32, [f"t{n}" for n in range(count // 32)]),
+        "engine": TraceColumn("word", code % 2, ["a", "b"]),
+        "start_s": TraceColumn("real", start_s),
+        "end_s": TraceColumn("real", start_s + 3.0),
+        **{name: TraceColumn("real", np.ones(count)) for name in ("queue_s", "prefill_s")},
+        "decode_s": TraceColumn("real", np.ones(count)),
+    }
+    found = replace(seen(), requests=columns, count=count)
+    tracemalloc.start()
+    (step,), _, _ = diagnose(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(step.parts.values()) == pytest.approx(step.end_s - step.start_s)
+    assert peak < 150 * count
