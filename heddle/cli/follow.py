@@ -40,10 +40,7 @@ def follow(folder: Path, config: "Config", *, as_json: bool) -> None:
         not (folder / MANIFEST).exists(),
         f"{folder}: is a run, whose steps `heddle diagnose` shows: --follow takes a folder of logs",
     )
-    require(
-        not (config.diagnose.page or config.diagnose.observed),
-        "--follow writes no file: leave diagnose.page and diagnose.observed out",
-    )
+    require(not config.diagnose.observed, "--follow writes no file: leave diagnose.observed out")
     following = _Following(folder, config, as_json, Followed())
     while True:
         pause(max(config.diagnose.follow_s, RESTS * following.look()))

@@ -195,7 +195,7 @@ def test_ctrl_c_ends_a_search_too(followed: Follow, monkeypatch: pytest.MonkeyPa
     [
         (("none",), "no such folder"),
         (("logs", "logs"), "one folder"),
-        (("logs", "--set", "diagnose.page=a.html"), "writes no file"),
+        (("logs", "--set", "diagnose.observed=a.jsonl"), "writes no file"),
         (("logs", "--set", "diagnose.follow_moved=-1"), "diagnose.follow_moved must be from 0"),
     ],
 )
