@@ -23,10 +23,10 @@ def diagnose_engines(
     busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
     took = {part: _total(seen, part) for part in COUNTED}
     total_s, served_s = float(length.sum()), float(length[busy > 0].sum())
+    if not took["prefill"] + took["decode"]:
+        took["llm"] = float((busy * length).sum())
     all_s = sum(took.values())
     parts = {part: served_s * each / all_s for part, each in took.items() if each > 0.0}
-    if not all_s:
-        parts = {"llm": served_s}
     parts["stalled"] = float(length[(busy == 0) & (queued > 0)].sum())
     parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
     parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
