@@ -136,12 +136,15 @@ def sampled(made: list[ObservedRequest], system: str) -> Iterator[str]:
     if system == "sglang":
         names = {"running": "num_running_reqs", "waiting": "num_queue_reqs"}
         sums = {"queue": "queue_s"}
-    waits_s = ((r.start_s or 0.0, (r.start_s or 0.0) + (r.queue_s or 0.0), r) for r in made)
-    runs_s = [(*(round(at, 6) for at in (*each, ended_s(r))), r) for *each, r in waits_s]
-    for at_s in sorted({at for *times, _ in runs_s for at in times}):
+    runs_s: list[tuple[float, float, float, ObservedRequest]] = []
+    for r in made:
+        times = (r.start_s or 0.0, (r.start_s or 0.0) + (r.queue_s or 0.0), ended_s(r))
+        start_s, begun_s, end_s = (round(at, 6) for at in times)
+        runs_s.append((start_s, begun_s, end_s, r))
+    for at_s in sorted({at for each in runs_s for at in each[:3]}):
         yield f"# TIME {UNIX_S + at_s:.6f}"
         for engine in sorted({str(each.engine) for each in made}):
-            here = [each for each in runs_s if each[3].engine == engine]
+            here = [each for each in runs_s if each[-1].engine == engine]
             values = {
                 names["running"]: sum(begun <= at_s < end for _, begun, end, _ in here),
                 names["waiting"]: sum(start <= at_s < begun for start, begun, _, _ in here),
