@@ -51,6 +51,8 @@ class Ran:
     seen: Rollouts
     simulate: Callable[[Adjusted], Rollouts]
     """In the same order, with the parts of requests that were recorded."""
+    speed_measured: bool = False
+    """Engines decode as fast as was measured, and not as the profile says."""
 
 
 def of_run(run: Run, profile: Path | None, allowed: Sequence[str]) -> Ran:
@@ -99,7 +101,8 @@ def of_steps(steps: ObservedSteps, config: RunConfig, workload: str, source: str
             for each, own in zip(seen, records, strict=True)
         )
 
-    return Ran(source=source, config=config, seen=seen, simulate=simulate)
+    decoded = "decode_s" in steps.requests
+    return Ran(source=source, config=config, seen=seen, simulate=simulate, speed_measured=decoded)
 
 
 def _check(steps: ObservedSteps) -> None:
