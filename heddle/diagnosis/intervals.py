@@ -74,10 +74,11 @@ class Requests:
         kept = (self.start_s < end_s) & (last_s + SLACK_S > start_s)
         return self if kept.all() else self.of(kept)
 
-    def blocks(self) -> Iterator[Intervals]:
-        """The parts of some requests after those of others."""
-        for at in range(0, len(self.place), _BLOCK):
-            yield self.of(slice(at, at + _BLOCK)).intervals()
+    def blocks(self, parts: Bools | None = None) -> Iterator[Intervals]:
+        """Some or all parts of some requests after those of others; one block at least."""
+        for at in range(0, len(self.place) or 1, _BLOCK):
+            own = self.of(slice(at, at + _BLOCK)).intervals()
+            yield own if parts is None else own.of(parts[own.part])
 
     def intervals(self) -> Intervals:
         """Parts of the requests, which pass one after the other."""
@@ -102,19 +103,13 @@ class Requests:
 
     def covered(self, parts: Bools) -> tuple[Floats, Floats]:
         """When some request is in one of the parts, as intervals that do not overlap."""
-        found = [(np.zeros(0), np.zeros(0))]
-        for each in self.blocks():
-            own = each.of(parts[each.part])
-            found.append(merged(own.start_s, own.end_s))
+        found = [merged(each.start_s, each.end_s) for each in self.blocks(parts)]
         return merged(*(np.concatenate(times) for times in zip(*found, strict=True)))
 
     def mean_within(self, edges: Floats, parts: Bools) -> Floats:
         """How many are in one of the parts, on average between each two edges."""
-        total = np.zeros(len(edges) - 1)
-        for each in self.blocks():
-            own = each.of(parts[each.part])
-            total += mean_within(edges, own.start_s, own.end_s)
-        return total
+        found = (mean_within(edges, each.start_s, each.end_s) for each in self.blocks(parts))
+        return sum(found, np.zeros(len(edges) - 1))
 
 
 def requests(seen: ObservedSteps) -> Requests:
@@ -133,10 +128,8 @@ def merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     """The same times in intervals that do not overlap."""
     order = np.argsort(start_s)
     start_s, reach = start_s[order], np.maximum.accumulate(end_s[order])
-    after = start_s[1:] > reach[:-1]
-    return start_s[np.append(True, after)[: len(order)]], reach[
-        np.append(after, True)[: len(order)]
-    ]
+    first = np.append(True, start_s[1:] > reach[:-1])[: len(order)]
+    return start_s[first], reach[np.append(first[1:], True)[: len(order)]]
 
 
 def _not_before(trajectory: Codes, start_s: Floats, end_s: Floats) -> Floats:

@@ -176,15 +176,8 @@ def _alone(
 
 
 def _sums(found: Iterable[Intervals]) -> dict[str, float]:
-    """Seconds by part."""
-    total = np.zeros(len(PARTS))
-    for own in found:
-        total += _by_part(own, own.end_s - own.start_s)
-    return _named(total)
-
-
-def _by_part(own: Intervals, seconds: Floats) -> Floats:
-    return np.asarray(np.bincount(own.part, seconds, len(PARTS)), np.float64)
+    rows = [np.bincount(own.part, own.end_s - own.start_s, len(PARTS)) for own in found]
+    return _named(np.sum(rows, axis=0))
 
 
 def _named(seconds: Floats) -> dict[str, float]:
@@ -232,18 +225,15 @@ class _Grid:
             change += sign * np.bincount(place, minlength=len(change))
         return np.cumsum(change)[:-1]
 
-    def sums(self, cut: Requests, *weighted: tuple[Floats, Bools]) -> list[Floats]:
-        """Seconds of requests by part, each time with its weight; for some parts, for others."""
-        passed = [np.append(0.0, np.cumsum(self.length * weight)) for weight, _ in weighted]
-        total = [np.zeros(len(PARTS)) for _ in weighted]
-        for each in cut.blocks():
-            for at, (_, parts) in enumerate(weighted):
-                own = each.of(parts[each.part])
-                start, end = (
-                    np.interp(np.clip(times, *self._ends), self.edges, passed[at])
-                    for times in (own.start_s, own.end_s)
-                )
-                total[at] += _by_part(own, end - start)
+    def sums(self, cut: Requests, *weights: Floats) -> Floats:
+        """Seconds of requests by weight and part, weighted by the time in which they pass."""
+        passed = [np.append(0.0, np.cumsum(self.length * weight)) for weight in weights]
+        total = np.zeros((len(weights), len(PARTS)))
+        for own in cut.blocks():
+            start, end = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
+            for row, each in zip(total, passed, strict=True):
+                seconds = np.interp(end, self.edges, each) - np.interp(start, self.edges, each)
+                row += np.bincount(own.part, seconds, len(PARTS))
         return total
 
     def sum(self, where: Bools) -> float:
@@ -268,17 +258,12 @@ def _step(
     tail = free_active & (grid.edges[:-1] >= since_s)
     at = np.flatnonzero(tail)
     serving, waits = _serving(grid, busy, seen)
-    idle_waits, tail_waits, others, waiting = grid.sums(
-        cut,
-        (share * ~serving, waits),
-        (share * (tail & ~serving), waits),
-        (share * ~tail, ~waits),
-        (share * (~tail & serving), waits),
-    )
-    parts["stalled"] = float(idle_waits.sum())
-    parts["tail"] = parts.get("tail", 0.0) + grid.sum(tail) - float(tail_waits.sum())
+    weights = (share * ~tail, share * (~tail & serving), share * ~serving)
+    any_s, served_s, idle_s, tail_s = grid.sums(cut, *weights, share * (tail & ~serving))
+    parts["stalled"] = float(idle_s[waits].sum())
+    parts["tail"] = parts.get("tail", 0.0) + grid.sum(tail) - float(tail_s[waits].sum())
     parts["idle"] = grid.sum(free & (active == 0)) if seen.count else 0.0
-    parts |= _named(others + waiting)
+    parts |= _named(np.where(waits, served_s, any_s))
     found = {name: value for name, value in parts.items() if value > 0.0}
     return Step(
         label=window.label,
