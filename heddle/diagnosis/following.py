@@ -66,6 +66,11 @@ class Followed:
                 found.append(_of(seen, step, self.count))
         return found
 
+    def left(self, seen: ObservedSteps, steps: tuple[Step, ...]) -> CompleteStep | None:
+        """The last step, if it is not known to be complete."""
+        goes_on = steps[-1].end_s > self.until_s + SLACK_S and steps[-1].label is not None
+        return _of(seen, steps[-1], self.count + 1) if goes_on else None
+
 
 def _complete(seen: ObservedSteps, steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Steps that were recorded whole, and those after which another has begun."""

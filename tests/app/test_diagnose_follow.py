@@ -79,8 +79,9 @@ def appends(*pieces: bytes, name: str = "verl.jsonl") -> list[Callable[[], objec
 
 
 def numbers(done: Any) -> list[int]:
-    lines = done.stdout.splitlines()
-    return [int(line.split()[1]) for line in lines if line.startswith("step")]
+    """Of the steps that are complete."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    return [int(line.split()[1]) for line in lines if not line.endswith(" so far")]
 
 
 def test_a_step_is_shown_once_when_another_has_begun(followed: Follow):
@@ -90,13 +91,16 @@ def test_a_step_is_shown_once_when_another_has_begun(followed: Follow):
     assert numbers(done) == [1, 2, 3]
     first = " ".join(done.stdout.splitlines()[0].split())
     assert first == "step 1 16.0 s 37.5 % training, 37.5 % decode, 25.0 % tool"
+    last = " ".join(done.stdout.splitlines()[-1].split())
+    assert last == "step 4 16.0 s 37.5 % training, 37.5 % decode, 25.0 % tool so far"
     assert "damaged" not in done.stderr
     assert "malformed" not in done.stderr
 
 
 def test_as_json_each_step_is_a_line(followed: Follow):
     done = followed(*appends(HEAD + step(1), step(2)), more=(*QUICK, "--json"))
-    (line,) = map(json.loads, done.stdout.splitlines())
+    line, left = map(json.loads, done.stdout.splitlines())
+    assert (left["kind"], left["step"]) == ("unfinished", 2)
     assert line["schema"] == "heddle.follow/1"
     assert (line["kind"], line["step"], line["seconds"]) == ("step", 1, 16.0)
     assert sum(line["parts"].values()) == pytest.approx(16.0)
