@@ -137,6 +137,11 @@ def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window
 def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Parts of each step, the trajectories that ended last, and the engines."""
     start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
+    if seen.engines and seen.count:
+        at_s = seen.engines["time_s"].values
+        apart_s = max(at_s.min() - end_s.max(), start_s.min() - at_s.max())
+        if apart_s > SLACK_S:
+            raise StepsError(f"metrics and requests are {apart_s:,.0f} s apart: {_SEVERAL}")
     cut = requests(seen)
     codes, first_s, last_s = spans((start_s, end_s), seen.column("trajectory_id").ints)
     names = seen.column("trajectory_id").words
