@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from heddle.diagnosis.intervals import requests_over_time
+from heddle.diagnosis.intervals import requests_over_time, samples
 from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
 from heddle.reports.curves import mean_within
-from heddle.runs.journal_columns import Floats
 from heddle_trace.observed.columns import ObservedSteps
 
 COUNTED = ("queue", "prefill", "decode")
@@ -18,9 +17,8 @@ def diagnose_engines(
 
     Between two samples an engine has the requests of the first.
     """
-    times, per_engine = requests_over_time(seen)
-    length = np.diff(times)
-    busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
+    times, busy, queued = requests_over_time(seen)
+    length, busy, queued = np.diff(times), busy[:-1], queued[:-1]
     took = {part: _total(seen, part) for part in COUNTED}
     total_s, served_s = float(length.sum()), float(length[busy > 0].sum())
     if not took["prefill"] + took["decode"]:
@@ -46,27 +44,28 @@ def diagnose_engines(
 
 def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
     """Times of the engines whose metrics were sampled, over all steps."""
-    times, per_engine = requests_over_time(seen)
-    times = np.clip(times, steps[0].start_s, steps[-1].end_s)
-    length = np.diff(times)
-    edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
-    queued = sum(waiting[:-1] for _, waiting in per_engine.values())
-
-    def binned(now: Floats) -> tuple[float, ...]:
-        return tuple(mean_within(edges, times[:-1], times[1:], now).round(2).tolist())
-
+    begun_s, end_s = steps[0].start_s, steps[-1].end_s
+    edges = np.linspace(begun_s, end_s, BINS + 1)
+    times, _, queued = requests_over_time(seen)
+    queued_s = np.diff(np.clip(times, begun_s, end_s)) * (queued[:-1] > 0)
+    queued_s = np.append(0.0, np.cumsum(queued_s))
     found = []
-    for name, (running, waiting) in per_engine.items():
-        now = running[:-1]
+    for name, at_s, running, waiting in samples(seen):
+        now, within = running[:-1], np.clip(at_s, begun_s, end_s)
+        length, waited_s = np.diff(within), np.diff(np.interp(at_s, times, queued_s))
         busy_s = float(length[now > 0].sum())
+        batch, queue = (
+            tuple(mean_within(edges, within[:-1], within[1:], each[:-1]).round(2).tolist())
+            for each in (running, waiting)
+        )
         found.append(
             EngineTime(
                 engine=name,
                 busy_s=busy_s,
-                idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
+                idle_waiting_s=float(waited_s[now == 0].sum()),
                 mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
-                batch=binned(now),
-                waiting=binned(waiting[:-1]),
+                batch=batch,
+                waiting=queue,
             )
         )
     return found

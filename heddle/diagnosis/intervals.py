@@ -177,17 +177,26 @@ def spans(found: Sequence[Floats], trajectory: Ints) -> tuple[Ints, Floats, Floa
     return codes, first, last
 
 
-def requests_over_time(seen: ObservedSteps) -> tuple[Floats, dict[str, tuple[Floats, Floats]]]:
-    """Times of samples of engines, and by engine the requests that run and wait from each on."""
-    name, at_s = seen.engines["engine"], seen.engines["time_s"].values
-    times = np.unique(at_s)
-    found = {}
-    for engine, own in name.occurring().items():
+def samples(seen: ObservedSteps) -> Iterator[tuple[str, Floats, Floats, Floats]]:
+    """Engines, and times from each of which on so many requests of it run and wait.
+
+    The times are from the first sample of any engine to the last of all.
+    """
+    at_s = seen.engines["time_s"].values
+    for name, own in seen.engines["engine"].occurring().items():
         order = own[np.argsort(at_s[own], kind="stable")]
-        place = np.searchsorted(at_s[order], times, side="right") - 1
-        running, waiting = (
-            np.where(place >= 0, seen.engines[key].values[order][place], 0.0)
-            for key in ("running", "waiting")
-        )
-        found[engine] = (running, waiting)
-    return times, found
+        counts = (seen.engines[key].values[order] for key in ("running", "waiting"))
+        running, waiting = (np.concatenate(([0.0], each, each[-1:])) for each in counts)
+        yield name, np.concatenate(([at_s.min()], at_s[order], [at_s.max()])), running, waiting
+
+
+def requests_over_time(seen: ObservedSteps) -> tuple[Floats, Floats, Floats]:
+    """Times of samples, and how many requests run and wait on all engines from each on."""
+    times = np.unique(seen.engines["time_s"].values)
+    change = np.zeros((2, len(times)))
+    for _, at_s, *counts in samples(seen):
+        place = np.searchsorted(times, at_s)
+        for row, count in zip(change, counts, strict=True):
+            np.add.at(row, place, np.diff(count, prepend=0.0))
+    running, waiting = np.cumsum(change, axis=1).round(9)
+    return times, running, waiting

@@ -303,8 +303,7 @@ def _serving(grid: _Grid, busy: tuple[Floats, Floats], seen: ObservedSteps) -> t
     serving = grid.under_way(*busy) > 0
     if not seen.engines:
         return serving, QUEUE
-    times, engines = requests_over_time(seen)
-    running = np.sum([each for each, _ in engines.values()], axis=0)
+    times, running, _ = requests_over_time(seen)
     at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
     known = (at >= 0) & (at < len(times) - 1)
     return np.where(known, running[at] > 0, serving), QUEUE | LLM

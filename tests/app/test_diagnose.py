@@ -13,6 +13,7 @@ import pytest
 from heddle.diagnosis.intervals import requests
 from heddle.diagnosis.own_runs import observed_run
 from heddle.diagnosis.parts import PHASES, diagnose
+from heddle.diagnosis.verdict import diagnosed
 from heddle.runs import load_run
 from heddle_trace import read_trace
 from heddle_trace.columns import TraceColumn
@@ -416,3 +417,21 @@ def test_memory_for_parts_is_below_150_bytes_a_request():
     tracemalloc.stop()
     assert sum(step.parts.values()) == pytest.approx(step.end_s - step.start_s)
     assert peak < 150 * count
+
+
+def test_memory_for_samples_of_engines_does_not_grow_with_their_square():
+    count, engines = 1 << 17, 256
+    code = np.arange(count, dtype=np.int32) % engines
+    columns = {
+        "engine": TraceColumn("word", code, [f"e{n}" for n in range(engines)]),
+        "time_s": TraceColumn("real", np.arange(count) / 7.0),
+        "running": TraceColumn("real", np.ones(count)),
+        "waiting": TraceColumn("real", np.zeros(count)),
+    }
+    tracemalloc.start()
+    found = diagnosed(replace(seen(), engines=columns), "")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found.engines) == engines
+    assert found.parts["llm"] == pytest.approx(found.total_s)
+    assert peak < 200 * count
