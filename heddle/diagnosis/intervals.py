@@ -48,30 +48,24 @@ class Requests:
     seen: ObservedSteps
     place: Ints
     """In the columns of `seen`."""
-    trajectory: Codes
-    engine: Codes
     start_s: Floats
     moved: Floats
     """Shares of prefill that another engine had computed."""
     again: Floats
     """Shares of prefill that the same engine had computed."""
 
-    def of(self, kept: Bools | Ints | slice) -> "Requests":
+    def of(self, kept: Any) -> "Requests":
         """Some of them, or all in another order."""
-        columns: Any = (
-            self.place,
-            self.trajectory,
-            self.engine,
-            self.start_s,
-            self.moved,
-            self.again,
-        )
+        columns = (self.place, self.start_s, self.moved, self.again)
         return Requests(self.seen, *(each[kept] for each in columns))
+
+    def values(self, name: str) -> Any:
+        """A column."""
+        return self.seen.column(name).values[self.place]
 
     def within(self, start_s: float, end_s: float) -> "Requests":
         """Those that began before an end and had not ended by a start."""
-        last_s = self.seen.column("end_s").values[self.place]
-        kept = (self.start_s < end_s) & (last_s + SLACK_S > start_s)
+        kept = (self.start_s < end_s) & (self.values("end_s") + SLACK_S > start_s)
         return self if kept.all() else self.of(kept)
 
     def blocks(self, parts: Bools | None = None) -> Iterator[Intervals]:
@@ -82,13 +76,13 @@ class Requests:
 
     def intervals(self) -> Intervals:
         """Parts of the requests, which pass one after the other."""
-        at_s = self.start_s
+        at_s, trajectory = self.start_s, self.values("trajectory_id")
         nothing, none = np.zeros(0, np.int32), np.zeros(0)
         found: list[tuple[Codes, Codes, Floats, Floats]] = [(nothing, nothing, none, none)]
         for code, name in enumerate(TIMES):
             if name not in self.seen.requests:
                 continue
-            seconds = np.nan_to_num(self.seen.requests[name].values[self.place])
+            seconds = np.nan_to_num(self.values(name))
             shares: list[tuple[int, Any]] = [(code, 1.0)]
             if name == "prefill_s":
                 shares = [(PARTS.index(MOVED), self.moved), (PARTS.index(AGAIN), self.again)]
@@ -97,7 +91,7 @@ class Requests:
                 end_s = at_s + seconds * share
                 real = end_s > at_s
                 codes = np.full(int(real.sum()), part, np.int32)
-                found.append((self.trajectory[real], codes, at_s[real], end_s[real]))
+                found.append((trajectory[real], codes, at_s[real], end_s[real]))
                 at_s = end_s
         return Intervals(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
@@ -121,7 +115,7 @@ def requests(seen: ObservedSteps) -> Requests:
     moved, again = _repeated(seen, order, trajectory, engine)
     # By start: searches for places in a step then touch memory in order.
     place = np.argsort(at_s, kind="stable")
-    return Requests(seen, order, trajectory, engine, at_s, moved, again).of(place)
+    return Requests(seen, order, at_s, moved, again).of(place)
 
 
 def merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:

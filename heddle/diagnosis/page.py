@@ -11,7 +11,7 @@ from heddle.diagnosis.verdict import WORDS, Diagnosis
 from heddle.reports.curves import mean_within
 from heddle.reports.page.columns import tick
 from heddle.reports.page.html import SHARED, filled, packed
-from heddle.runs.journal_columns import Bools, Floats, Ints
+from heddle.runs.journal_columns import Floats, Ints
 from heddle_trace.observed.columns import ObservedSteps
 
 SCHEMA: Final = "heddle.diagnosis.page/1"
@@ -96,8 +96,7 @@ def _columns(
 ) -> Mapping[str, Mapping[str, Any]]:
     place = np.full(len(zero_s), -1)
     place[codes] = np.arange(len(codes))
-    kept: Bools = place[cut.trajectory] >= 0
-    own = cut.of(kept).intervals()
+    own = cut.of(place[cut.values("trajectory_id")] >= 0).intervals()
     own = own.of(np.lexsort((own.start_s, place[own.trajectory])))
     times = [
         np.maximum(np.rint((each - zero_s[own.trajectory]) / tick_s), 0).astype(np.uint32)

@@ -150,9 +150,10 @@ def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[
     steps, paths = [], []
     for window in windows(seen, start_s, end_s):
         here = (last_s > window.start_s) & (first_s < window.end_s)
-        steps.append(_step(window, cut, first_s[here], last_s[here], seen))
+        own = cut.within(window.start_s, window.end_s)
+        steps.append(_step(window, own, first_s[here], last_s[here], seen))
         ended = codes[here][np.argsort(-last_s[here], kind="stable")[:5]]
-        paths += [_path(window, code, cut, names[code]) for code in ended.tolist()]
+        paths += [_path(window, code, own, names[code]) for code in ended.tolist()]
     return steps, sorted(paths, key=lambda path: -path.lasts_s)[:5], _engines(seen, cut, steps)
 
 
@@ -196,7 +197,7 @@ def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
 
 
 def _path(window: _Window, code: int, cut: Requests, name: str) -> CriticalPath:
-    own = cut.of(cut.trajectory == code).intervals()
+    own = cut.of(cut.values("trajectory_id") == code).intervals()
     own = own.of((own.end_s > window.start_s) & (own.start_s < window.end_s))
     own = own.of(np.argsort(own.start_s, kind="stable"))
     own = replace(own, start_s=np.maximum(own.start_s, window.start_s))
@@ -248,7 +249,6 @@ class _Grid:
 def _step(
     window: _Window, cut: Requests, first_s: Floats, last_s: Floats, seen: ObservedSteps
 ) -> Step:
-    cut = cut.within(window.start_s, window.end_s)
     busy = cut.covered(COMPUTING)
     marks = [first_s, last_s, *busy]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
@@ -315,7 +315,7 @@ def _engines(seen: ObservedSteps, cut: Requests, steps: Sequence[Step]) -> list[
     waited = cut.covered(QUEUE)
     found = []
     for code, name in enumerate(seen.column("engine").words):
-        own = cut.of(cut.engine == code)
+        own = cut.of(cut.values("engine") == code)
         busy = own.covered(COMPUTING)
         either = merged(*(np.concatenate(times) for times in zip(busy, waited, strict=True)))
         alone_s, either_s = (float((end - start).sum()) for start, end in (busy, either))
