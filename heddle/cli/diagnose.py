@@ -70,10 +70,16 @@ def show_diagnosis(
     sources: Sequence[str], config: "Config", *, as_json: bool, page_file: Path | None = None
 ) -> None:
     """Print where the time went, and write a page of it."""
+    from heddle.cli.outputs import new_file
     from heddle.cli.tables import show_verdict
     from heddle.diagnosis.verdict import diagnosed
     from heddle_trace.observed.files import write_observed
 
+    kept = Path(config.diagnose.observed).resolve()
+    if config.diagnose.observed:
+        new_file(kept, force=True)
+        own = [source for source in sources if Path(source).resolve() in (kept, *kept.parents)]
+        require(not own, f"diagnose.observed: {kept} is of the logs; name a file elsewhere")
     steps, config, name = _read(sources, config)
     if config.diagnose.observed:
         write_observed(config.diagnose.observed, steps.header, steps.observations())

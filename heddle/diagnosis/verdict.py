@@ -131,7 +131,8 @@ def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
         engines = sampled_engines(steps, *measured)
     known: set[str] = {name for name in TIMES if name in steps.requests or name in steps.engines}
     known |= {f"{each.phase}_s" for each in steps.phases}
-    known |= {"prefill_s", "decode_s"} if "llm_s" in known else set()
+    whole = "llm_s" in known or any("llm" in step.parts for step in measured)
+    known |= {"prefill_s", "decode_s"} if whole else set()
     absent = [n for n in TIMES if n not in known and n not in ("llm_s", "lost_s")]
     return Diagnosis(
         source=name,

@@ -36,7 +36,7 @@ _KEYS: Final = {
     "queue_time_seconds_sum": "queue_s",
 }
 _UNKNOWN: Final = (nan,) * len(_COLUMNS)
-_NO_ENGINE: Final = "no label names its engine: keep the label instance, or a file for each engine"
+_NO_ENGINE: Final = "no label tells two engines apart: keep instance, or a file for each engine"
 _NO_TIMES: Final = "has samples without times: write a line `# TIME SECONDS` before each scrape"
 
 

@@ -336,7 +336,7 @@ def test_metrics_need_times_and_names_of_engines(refused: Callable[..., str], tm
     path.write_text('vllm:num_requests_running{model_name="m"} 1.0\n')
     assert "samples without times" in refused("diagnose", path, *QUICK)
     path.write_text("# TIME 1767225600\n" + 'vllm:num_requests_running{model_name="m"} 1.0\n' * 2)
-    assert "no label names its engine" in refused("diagnose", path, *QUICK)
+    assert "no label tells two engines apart" in refused("diagnose", path, *QUICK)
 
 
 def test_scrapes_after_one_another_are_read(heddle: Heddle, tmp_path: Path):

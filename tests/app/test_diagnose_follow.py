@@ -157,6 +157,17 @@ def test_damage_is_said_once_and_what_follows_is_shown_when_it_is_mended(followe
     assert numbers(done) == [1, 2]
 
 
+@pytest.mark.parametrize(("skip", "shown"), [("false", []), ("true", [1, 2, 3])])
+def test_a_writer_that_was_killed_in_a_line_and_goes_on_in_the_same_file(
+    followed: Follow, skip: str, shown: list[int]
+):
+    cut = HEAD + step(1) + step(2)[:-30]
+    more = (*QUICK, "--set", f"logs.skip_bad={skip}")
+    done = followed(*appends(cut + HEAD + step(2) + step(3), step(4)), more=more)
+    assert numbers(done) == shown
+    assert done.stderr.count("malformed JSON") == (0 if shown else 1)
+
+
 def test_a_file_that_is_removed_and_another_run_in_its_place(followed: Follow):
     path = Path("logs/verl.jsonl")
     again = HEAD + step(1, begin_s=0.0) + step(2, begin_s=16.0)
