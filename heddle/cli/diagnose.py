@@ -78,7 +78,7 @@ def show_diagnosis(
     kept = Path(config.diagnose.observed).resolve()
     if config.diagnose.observed:
         new_file(kept, force=True)
-        own = [source for source in sources if Path(source).resolve() in (kept, *kept.parents)]
+        own = {kept, *kept.parents}.intersection(Path(source).resolve() for source in sources)
         require(not own, f"diagnose.observed: {kept} is of the logs; name a file elsewhere")
     steps, config, name = _read(sources, config)
     if config.diagnose.observed:

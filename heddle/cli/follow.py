@@ -46,8 +46,8 @@ def follow(folder: Path, config: "Config", *, as_json: bool) -> None:
         while True:
             pause(max(config.diagnose.follow_s, RESTS * following.look()))
     except KeyboardInterrupt:
-        if following.left is not None:
-            following.show(following.left, "so far")
+        if following.followed.left is not None:
+            following.show(following.followed.left, "so far")
         raise
 
 
@@ -62,8 +62,6 @@ class _Following:
     searched: "CompleteStep | None" = None
     """The step on which remedies were searched last."""
     setting: str = ""
-    left: "CompleteStep | None" = None
-    """The last step, after which none has begun."""
 
     def look(self) -> float:
         """Read the files if they have changed, and print what is new. Returns seconds to read."""
@@ -86,7 +84,6 @@ class _Following:
         if found.steps[-1].label is None and not any(p.phase == "step" for p in steps.phases):
             self._say("the logs number no steps: `heddle diagnose` shows what there is so far")
         more = self.followed.more(steps, found.steps)
-        self.left = self.followed.left(steps, found.steps)
         took_s = time.monotonic() - began_s
         for each in more:
             self.show(each)

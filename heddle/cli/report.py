@@ -55,9 +55,8 @@ def report(runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool)
         from heddle.cli.options import take_config
 
         new_file(out, force)
-        logs = [*map(str, runs)]
-        config, _ = take_config(logs, {"configs": ()}, (), usual=USUAL, logs=True)
-        show_diagnosis(logs, config, as_json=as_json, page_file=out)
+        config, _ = take_config([str(runs[0])], {"configs": ()}, (), usual=USUAL, logs=True)
+        show_diagnosis([*map(str, runs)], config, as_json=as_json, page_file=out)
     elif out is not None and name.endswith(PERFETTO):
         _perfetto(runs, out, force)
         _written(runs, out, "perfetto", as_json)

@@ -29,16 +29,7 @@ def diagnose_engines(
     parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
     parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
     parts["unaccounted"] = total_s - sum(parts.values())
-    step = Step(
-        label=None,
-        start_s=float(times[0]),
-        end_s=float(times[-1]),
-        parts=parts,
-        trajectories=0,
-        longest=0,
-        tail=None,
-        running_over=0,
-    )
+    step = Step(start_s=float(times[0]), end_s=float(times[-1]), parts=parts)
     return [step], [], sampled_engines(seen, step)
 
 
@@ -52,22 +43,10 @@ def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
     found = []
     for name, at_s, running, waiting in samples(seen):
         now, within = running[:-1], np.clip(at_s, begun_s, end_s)
-        length, waited_s = np.diff(within), np.diff(np.interp(at_s, times, queued_s))
-        busy_s = float(length[now > 0].sum())
-        batch, queue = (
-            tuple(mean_within(edges, within[:-1], within[1:], each[:-1]).round(2).tolist())
-            for each in (running, waiting)
-        )
-        found.append(
-            EngineTime(
-                engine=name,
-                busy_s=busy_s,
-                idle_waiting_s=float(waited_s[now == 0].sum()),
-                mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
-                batch=batch,
-                waiting=queue,
-            )
-        )
+        busy_s = float(np.diff(within)[now > 0].sum())
+        idle_s = float(np.diff(np.interp(at_s, times, queued_s))[now == 0].sum())
+        means = (mean_within(edges, within[:-1], within[1:], n[:-1]) for n in (running, waiting))
+        found.append(EngineTime.of(name, busy_s, idle_s, edges, *means))
     return found
 
 

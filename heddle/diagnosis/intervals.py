@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ _BLOCK: Final = 1 << 17
 """Requests that are cut at once: memory for intervals does not grow with the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(NamedTuple):
     """Parts of requests. None overlaps another of its trajectory."""
 
     trajectory: Codes
@@ -36,9 +35,7 @@ class Intervals:
 
     def of(self, kept: Bools | Ints) -> "Intervals":
         """Some of them, or all in another order."""
-        return Intervals(
-            self.trajectory[kept], self.part[kept], self.start_s[kept], self.end_s[kept]
-        )
+        return Intervals._make(each[kept] for each in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +139,7 @@ def _repeated(
 ) -> tuple[Floats, Floats]:
     """Shares of each prefill that another engine, or the same one, had computed before."""
     if not {"input_tokens", "cached_tokens", "engine"} <= seen.requests.keys():
-        none = constant(0.0, len(order), np.float64)
-        return none, none
+        return (constant(0.0, len(order), np.float64),) * 2
     given, cached, made = (
         seen.column(name).ints[order] for name in ("input_tokens", "cached_tokens", "output_tokens")
     )

@@ -7,7 +7,7 @@ of its own. What nothing accounts for is shown.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -47,17 +47,17 @@ _SEVERAL: Final = (
 class Step:
     """One measured step, in seconds of its source's clock."""
 
-    label: int | None
+    label: int | None = None
     start_s: float
     end_s: float
     parts: dict[str, float]
     """Seconds by part; they sum to the step. Those of nothing are not there."""
-    trajectories: int
-    longest: int
+    trajectories: int = 0
+    longest: int = 0
     """Trajectories that are left in the part `tail`."""
-    tail: tuple[float, float] | None
+    tail: tuple[float, float] | None = None
     """When the first and the last second of it passed."""
-    running_over: int
+    running_over: int = 0
     """Trajectories that go on in the next step."""
 
 
@@ -86,6 +86,20 @@ class EngineTime:
     """Requests in each of `BINS` equal times."""
     waiting: tuple[float, ...]
     """Requests that wait for it, or for any and then come to it, in each."""
+
+    @staticmethod
+    def of(name: str, busy_s: float, idle_s: float, edges: Floats, *means: Floats) -> "EngineTime":
+        """`means` are of requests that run and that wait, between each two edges."""
+        batch, waiting = (tuple(each.round(2).tolist()) for each in means)
+        mean_batch = float(means[0] @ np.diff(edges)) / busy_s if busy_s else 0.0
+        return EngineTime(
+            engine=name,
+            busy_s=busy_s,
+            idle_waiting_s=idle_s,
+            mean_batch=mean_batch,
+            batch=batch,
+            waiting=waiting,
+        )
 
 
 class StepsError(ValueError):
@@ -168,17 +182,7 @@ def _alone(
         for at in order.tolist()
     ]
     parts = _accounted(_sums(cut.blocks()), total_s)
-    step = Step(
-        label=None,
-        start_s=0.0,
-        end_s=total_s,
-        parts=parts,
-        trajectories=len(codes),
-        longest=0,
-        tail=None,
-        running_over=0,
-    )
-    return [step], paths, []
+    return [Step(start_s=0.0, end_s=total_s, parts=parts, trajectories=len(codes))], paths, []
 
 
 def _sums(found: Iterable[Intervals]) -> dict[str, float]:
@@ -200,7 +204,7 @@ def _path(window: _Window, code: int, cut: Requests, name: str) -> CriticalPath:
     own = cut.of(cut.values("trajectory_id") == code).intervals()
     own = own.of((own.end_s > window.start_s) & (own.start_s < window.end_s))
     own = own.of(np.argsort(own.start_s, kind="stable"))
-    own = replace(own, start_s=np.maximum(own.start_s, window.start_s))
+    own = own._replace(start_s=np.maximum(own.start_s, window.start_s))
     lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
     late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
     parts = {**({"arrival": late_s} if late_s else {}), **_sums([own])}
@@ -319,15 +323,6 @@ def _engines(seen: ObservedSteps, cut: Requests, steps: Sequence[Step]) -> list[
         busy = own.covered(COMPUTING)
         either = merged(*(np.concatenate(times) for times in zip(busy, waited, strict=True)))
         alone_s, either_s = (float((end - start).sum()) for start, end in (busy, either))
-        running, queued = (own.mean_within(edges, parts) for parts in (COMPUTING, QUEUE))
-        found.append(
-            EngineTime(
-                engine=name,
-                busy_s=alone_s,
-                idle_waiting_s=either_s - alone_s,
-                mean_batch=float(running @ np.diff(edges)) / alone_s if alone_s else 0.0,
-                batch=tuple(running.round(2).tolist()),
-                waiting=tuple(queued.round(2).tolist()),
-            )
-        )
+        means = (own.mean_within(edges, parts) for parts in (COMPUTING, QUEUE))
+        found.append(EngineTime.of(name, alone_s, either_s - alone_s, edges, *means))
     return found
