@@ -72,9 +72,8 @@ def _drawn(cut: Requests, codes: Ints, lasts_s: Floats) -> Ints:
     order = np.argsort(-lasts_s, kind="stable")
     others = np.random.default_rng(0).permutation(order[LONGEST:])[:DRAWN]
     chosen = np.concatenate([order[:LONGEST], others])
-    count = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
-    for each in cut.blocks():
-        count += np.bincount(each.trajectory, minlength=len(count))
+    size = int(codes.max(initial=-1)) + 1
+    count = np.sum([np.bincount(each.trajectory, None, size) for each in cut.blocks()], axis=0)
     fit = np.cumsum(count[codes[chosen]]) <= MOST
     return chosen[: max(1, int(fit.sum()))]
 
