@@ -100,7 +100,7 @@ def test_the_fit_gives_back_what_made_the_steps(tmp_path: Path) -> None:
         assert fit.profile.attention[backend] == pytest.approx(KNOWN.attention[backend], rel=0.05)
     assert fit.profile.link_efficiency == pytest.approx(KNOWN.link_efficiency, rel=0.05)
     assert fit.profile.expert_layer_s == pytest.approx(KNOWN.expert_layer_s, rel=0.1)
-    assert all(predicted_over_published(row, fit) == pytest.approx(1, abs=0.03) for row in rows)
+    assert all(predicted_over_published(row, fit) == pytest.approx(1, abs=0.06) for row in rows)
 
 
 def test_the_fit_gives_back_what_made_the_updates() -> None:
