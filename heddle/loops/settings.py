@@ -45,11 +45,11 @@ class LoopSettings:
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
     train_ep: Annotated[int | None, Bounds(1)] = None
-    """Expert parallelism of it. None: a node's GPUs, or what its data parallelism has."""
+    """Expert parallelism of it; None: a node's GPUs."""
     train_precision: Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
-    """Of the trainer's products with weights; all but FP8 need Blackwell."""
+    """Of products with weights; all but FP8 need Blackwell."""
     train_padded: bool = False
-    """Samples are padded to the longest of their batch, not packed."""
+    """Samples are padded to the longest, not packed."""
     optimizer_steps: Annotated[int, Bounds(1, MOST_PASSES)] = 1
     """Of a batch."""
     logprob_passes: Annotated[int, Bounds(0, MOST_PASSES)] = 1
@@ -58,7 +58,7 @@ class LoopSettings:
     """Share of a step's training seconds that training the MTP head takes more, where engines draft
     by `mtp`; 0 where it is frozen. SkyRL's documentation: 57.3 to 61.3 s."""
     update_method: str = "nccl"
-    """How weights reach engines on GPUs of their own; their bytes are of the engines' precision."""
+    """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None
     """Start of an environment: seconds; MEAN,SIGMA, normal and cut at 0; or
     lognormal:MEDIAN,SIGMA,MISS_RATE,MISS_MEDIAN, the last two optional. None: the trace's, or 0."""

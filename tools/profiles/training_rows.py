@@ -36,7 +36,7 @@ COLUMNS = (
     "framework",
     "source",
 )
-Kind = Literal["train", "logprob"]
+Kind = Literal["train", "logprob", "step"]
 Use = Literal["rl", "other"]
 
 NEMO_PROMPT_TOKENS = 120
@@ -67,8 +67,11 @@ PHASES: dict[str, tuple[Use, Kind] | str] = {
     "gen": "a phase of the rollout: latency profiles have its time",
     "exposed_gen": "a phase of the rollout: latency profiles have its time",
     "weight_sync": "a weight update: the other table has its kind",
+    "rl_step_1_off": ("rl", "step"),
     "train_wait": "a wait of the trainer, not its work",
 }
+STEP_SHARE = 0.5
+"""Part of a one-step-off run's GPUs that trains, in NeMo-RL's performance summaries."""
 WHOLE_STEP = "a whole step with its rollout: heddle loop predicts it, not the trainer alone"
 
 
@@ -160,6 +163,8 @@ def predicted_over_published(row: TrainingRow, fit: TrainerFit) -> float:
     )
     if row.kind == "logprob":
         return time.logprob_s / row.seconds
+    if row.kind == "step":
+        return time.total_s / row.seconds
     written = fit.written_s_per_billion * m.parameters / 1e9 if row.written else 0.0
     return (time.train_s + time.fixed_s + written) / row.seconds
 
@@ -199,9 +204,10 @@ def _phase(text: str) -> tuple[Use, Kind] | str:
     first = text.split()[0].rstrip(":") if text else ""
     if first.startswith("train_lora"):
         return "other", "train"
-    if first.startswith(("rl_step", "compute_step")):
-        return WHOLE_STEP
-    return PHASES.get(first, "the phase is not training time")
+    if first in PHASES:
+        return PHASES[first]
+    whole = first.startswith(("rl_step", "compute_step"))
+    return WHOLE_STEP if whole else "the phase is not training time"
 
 
 def _rule(line: Line) -> str | None:
@@ -210,6 +216,8 @@ def _rule(line: Line) -> str | None:
     # Only rows of training time are read further, so that remarks elsewhere are no errors.
     if isinstance(phase, str):
         return phase
+    if phase[1] == "step" and "train TP" not in line["parallelism"]:
+        return f"{WHOLE_STEP}; its layout is not published"
     measured = (line["tokens_per_step"] and line["step_s"]) or line["tok_s_per_gpu"]
     if not (measured or line["mfu"]):
         return "neither tokens nor MFU are published"
@@ -228,6 +236,8 @@ def _doubt(line: Line) -> str:
     text = f"{line['phase']} {line['parallelism']}".lower()
     if "lora" in text:
         return "an adapter is trained, not the model"
+    if text.startswith("rl_step"):
+        return "a whole step, at least its trainer's part"
     if "upper bound" in text:
         return "its tokens are an upper bound"
     if "prime-rl" in line["framework"] and line["gpu"].lower() == "b200":
@@ -255,7 +265,7 @@ def _layout(line: Line, model: TrainedModel, use: Use, backend: Backend) -> Trai
     Recipes of pretraining run enough micro-batches, interleaved, to fill their pipelines, and hide
     collectives of TP behind products; experts' host time is on every GPU of TP.
     """
-    text = line["parallelism"]
+    text = line["parallelism"].rpartition("train ")[2]
     tp = _degree(text, "TP")
     if use == "rl" and backend == "megatron":
         if "TP" not in text and "DP" not in text and not model.moe and model.parameters > LARGE:
@@ -290,6 +300,8 @@ def _row(line: Line) -> TrainingRow:
         rate = rate or mfu * peak_flops(gpu) / flops_per_token(name, length)
     if nemo and tokens:
         tokens, length = tokens * (1 + NEMO_PROMPT_TOKENS / length), length + NEMO_PROMPT_TOKENS
+    if kind == "step":
+        gpus = max(1, round(STEP_SHARE * gpus))
     steps = re.search(r"(\d+) optimizer steps", line["parallelism"])
     backend = _backend(line)
     return TrainingRow(
