@@ -45,6 +45,9 @@ LOGPROB_PASSES = 2
 """NeMo-RL's log-prob phase: old policy and reference model."""
 UNKNOWN_TP, LARGE = 4, 20e9
 """TP of larger dense models where an RL row states none: NeMo-RL's of 32B and 70B."""
+RECIPE_TP = {("deepseek-v3", "h100"): 2}
+"""TP of Megatron-Bridge's recipes with experts where a row states no layout, 1 without an entry:
+scripts/performance/configs at 0fa501a."""
 MODEL_NAMES = (
     (r"llama-3(\.\d)?(-like)?[- ](8b|70b|405b)", r"llama-3.1-\3"),
     (r"llama-3\.2-like (8b)", r"llama-3.1-\1"),
@@ -271,6 +274,8 @@ def _layout(line: Line, model: TrainedModel, use: Use, backend: Backend) -> Trai
         if "TP" not in text and "DP" not in text and not model.moe and model.parameters > LARGE:
             tp = UNKNOWN_TP
         return TrainLayout(tp=tp, pp=_degree(text, "PP"), cp=_degree(text, "CP"))
+    if text == "-" and "Megatron-Bridge" in line["framework"]:
+        tp = RECIPE_TP.get((model.name, line["gpu"].lower()), 1)
     return TrainLayout(tp=tp) if model.moe else None
 
 

@@ -153,6 +153,30 @@ def test_weights_that_a_trainer_writes_are_apart(tmp_path: Path) -> None:
     assert more - plain == pytest.approx(0.5 * 8.191)
 
 
+def test_experts_of_recipes_have_their_published_degree_of_tp(tmp_path: Path) -> None:
+    row = step("deepseek-v3", 1024, "megatron", 4096, source="one") | {
+        "parallelism": "-",
+        "framework": "Megatron-Bridge 25.09",
+        "phase": "pretrain",
+    }
+    path = write(tmp_path / "steps.csv", COLUMNS, [row, row | {"gpu": "GB200"}])
+    rows, _ = read_training_rows(path)
+    assert [one.layout and one.layout.tp for one in rows] == [2, 1]
+
+
+def test_a_one_step_off_run_trains_on_half_of_its_gpus(tmp_path: Path) -> None:
+    row = step("qwen3-8b", 16, "megatron", 2000, source="one") | {
+        "phase": "rl_step_1_off",
+        "parallelism": "gen TP1; train TP2CP1EP1PP1; GBS 2048",
+    }
+    rows, out = read_training_rows(write(tmp_path / "steps.csv", COLUMNS, [row]))
+    assert (rows[0].kind, rows[0].gpus, rows[0].layout) == ("step", 8, TrainLayout(tp=2))
+    assert rows[0].doubt.startswith("a whole step")
+    hidden = row | {"parallelism": "gen TP1; train -; GBS 2048"}
+    _, out = read_training_rows(write(tmp_path / "steps.csv", COLUMNS, [hidden]))
+    assert out[0].rule.endswith("its layout is not published")
+
+
 @pytest.mark.parametrize(
     ("text", "precision"),
     [("bf16", "bf16"), ("fp8", "fp8"), ("FP8-MX mxfp8", "mxfp8"), ("NVFP4", "nvfp4")],
