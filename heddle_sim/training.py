@@ -308,6 +308,7 @@ def speed_up(gpu: str, precision: str) -> float:
     formats = tuple(SPEED_UP) if kind in BLACKWELL else ("fp8",) if kind in FP8_GPUS else ()
     if precision not in ("bf16", *formats):
         raise TrainingError(
-            f"GPU {gpu!r} does not train in {precision!r}, but in {', '.join(('bf16', *formats))}"
+            f"GPU {gpu!r} does not train in {precision!r}, but in {', '.join(('bf16', *formats))}; "
+            "take one of these"
         )
     return SPEED_UP.get(precision, 1.0)

@@ -229,7 +229,7 @@ def test_a_step_of_thousands_of_samples_takes_no_time():
         ({"lengths": [-1]}, "0 or more"),
         ({"backend": "deepspeed"}, "known: fsdp, megatron"),
         ({"precision": "mxfp8"}, "does not train in 'mxfp8', but in bf16, fp8"),
-        ({"gpu": "a100", "precision": "fp8"}, "does not train in 'fp8', but in bf16$"),
+        ({"gpu": "a100", "precision": "fp8"}, "does not train in 'fp8', but in bf16; take"),
     ],
 )
 def test_a_step_that_cannot_be_says_why(more, part):
