@@ -101,8 +101,8 @@ def _sources(
     }
 
 
-def make_training(*paths: Path) -> tuple[TrainingProfile, list[RowError], list[LeftOut]]:
-    """Fit trainers to tables of published steps; return the profile, errors, rows left out."""
+def make_training(*paths: Path) -> tuple[TrainingProfile, list[RowError]]:
+    """Fit trainers to tables of published steps; return the profile with its errors."""
     rows, out = read_training_rows(*paths)
     actors = read_actor_rows(*paths)
     fitted = fit_rows(rows)
@@ -135,11 +135,11 @@ def make_training(*paths: Path) -> tuple[TrainingProfile, list[RowError], list[L
         },
         source=_sources(rows, out, paths),
     )
-    return profile, errors, out
+    return profile, errors
 
 
-def make_updates(*paths: Path) -> tuple[WeightUpdateProfile, list[UpdateError], list[LeftOut]]:
-    """Fit weight updates to tables of published ones; return the profile, errors, rows left out."""
+def make_updates(*paths: Path) -> tuple[WeightUpdateProfile, list[UpdateError]]:
+    """Fit weight updates to tables of published ones; return the profile with its errors."""
     table, out = read_update_rows(*paths)
     rows = [*table, *further_rows()]
     errors = update_errors(rows)
@@ -166,7 +166,7 @@ def make_updates(*paths: Path) -> tuple[WeightUpdateProfile, list[UpdateError], 
         },
         source=_sources(rows, out, paths),
     )
-    return profile, errors, out
+    return profile, errors
 
 
 def _shares(errors: Sequence[UpdateError]) -> dict[str, float]:
@@ -242,8 +242,8 @@ def command(
 ) -> None:
     """Fit trainers and weight updates to published figures, and print the errors."""
     try:
-        trainers, step_errors, no_steps = make_training(*training)
-        methods, of_updates, no_updates = make_updates(*updates)
+        trainers, step_errors = make_training(*training)
+        methods, of_updates = make_updates(*updates)
     except PublishedRowsError as e:
         raise click.ClickException(str(e)) from e
     file = TrainingFile(schema="heddle.training/1", training=trainers, weight_update=methods)
@@ -252,8 +252,10 @@ def command(
     if rows:
         for text in _row_lines(step_errors, of_updates):
             click.echo(text)
-        for one in (*no_steps, *no_updates):
-            click.echo(f"{one.line:4} {one.rule}")
+        for path in (*training, *updates):
+            _, left_out = (read_training_rows if path in training else read_update_rows)(path)
+            for each in left_out:
+                click.echo(f"{path.name}:{each.line} {each.rule}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(encode_profile(file))

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_calibrate.serving.published_rows import LeftOut, PublishedRowsError
 from heddle_sim.training import TrainingProfile, TrainLayout
 from heddle_sim.training_files import TRAINING_FILE, load_training
 from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
@@ -339,11 +340,11 @@ def test_the_fit_gives_the_shipped_file() -> None:
                 return a == b
 
     shipped = json.loads(TRAINING_FILE.read_text(encoding="utf-8"))
-    made, _, _ = make_training(*STEPS)
+    made, _ = make_training(*STEPS)
     assert close(made.errors, shipped["training"]["errors"])
     assert close(made.source, shipped["training"]["source"])
     assert made.matmul == pytest.approx(shipped["training"]["matmul"], rel=0.01)
-    updates, _, _ = make_updates(*SYNCS)
+    updates, _ = make_updates(*SYNCS)
     assert close(updates.errors, shipped["weight_update"]["errors"])
     for name, one in updates.methods.items():
         found = load_training().weight_update.methods[name]
@@ -361,13 +362,16 @@ def test_errors_of_the_shipped_file_are_not_larger_than_stated() -> None:
 
 
 @needs_tables
-def test_every_published_row_is_written_or_has_its_reason() -> None:
-    _, errors, out = make_training(*STEPS)
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) - 1 for path in STEPS)
-    assert len(errors) + len(out) == lines
-    _, updates, no_updates = make_updates(*SYNCS)
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) - 1 for path in SYNCS)
-    assert len(updates) - len(further_rows()) + len(no_updates) == lines
+@pytest.mark.parametrize(
+    ("read", "paths"), [(read_training_rows, STEPS), (read_update_rows, SYNCS)]
+)
+def test_every_published_row_is_written_or_has_its_reason(
+    read: Callable[..., tuple[list[object], list[LeftOut]]], paths: list[Path]
+) -> None:
+    rows, out = read(*paths)
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) - 1 for path in paths)
+    assert len(rows) + len(out) == lines
+    assert all(one.rule for one in out)
 
 
 @needs_tables
@@ -382,7 +386,7 @@ def test_the_command_prints_the_table_and_writes_the_file(tmp_path: Path) -> Non
     arguments = [*tables, "--out", str(out), "--rows"]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
-    assert "a whole step with its rollout" in done.output
+    assert "training_rows_2026_11.csv:2 a whole step with its rollout" in done.output
     assert load_training(out).training.matmul == load_training().training.matmul
     docs = Path(__file__).parents[3] / "docs"
     table = CliRunner().invoke(command, tables).output
