@@ -313,6 +313,10 @@ def _world(
     update: WeightUpdateTime,
 ) -> LoopWorld:
     cluster = config.run.cluster
+    if config.colocated_speed is not None:
+        training = replace(
+            training, colocated_efficiency={config.train_backend: config.colocated_speed}
+        )
 
     speculation = cluster.drafts()
     trains_head = speculation is not None and speculation.method == "mtp"

@@ -523,6 +523,15 @@ def test_a_trainer_has_the_precision_and_the_padding_of_its_keys(trace: str):
         train_s(train_precision="mxfp8")
 
 
+def test_a_colocated_trainer_has_the_speed_of_its_key_or_that_of_verl(trace: str):
+    def train_s(speed: float | None) -> float:
+        one = prepared(trace, "sync", colocated=True, colocated_speed=speed, logprob_passes=0)
+        return one.world.train_s([4_000] * 8, False)
+
+    assert train_s(0.5) == pytest.approx(2 * train_s(1.0))
+    assert train_s(1.0) < train_s(None) < train_s(0.5)
+
+
 def test_experts_are_spread_over_a_node_before_tp_cuts_them(trace: str):
     def layout(gpus: int, **changes: object) -> TrainLayout:
         one = config(trace, "sync", train_gpus=gpus, **changes).on(model="qwen3-30b-a3b")
