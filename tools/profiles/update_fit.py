@@ -25,11 +25,12 @@ RATE_PRIOR = {
     "colocated": 10e9,
     "delta": 20e9,
     "rdma": 10e9,
-    "store": 2e9,
-    "tcp": 6e9,
+    "store": 1.25e9,
+    "tcp": 2.5e9,
 }
 """Bytes/s. One sender, tensor after tensor or in buckets; all ranks to an engine's eight links of
-50e9, a quarter of their rate; between clusters, parts of a 100 Gb/s link."""
+50e9, a quarter of their rate; between clusters, RDMA over a 100 Gb/s link, or TCP streams of 20
+Gb/s, of which a store takes two."""
 RATE_SPREAD = {"checkpoint_engine": 0.1}
 """0.5 for the others: systems differ by a method's implementation."""
 SETUP_PRIOR = {"checkpoint_engine": 0.3}
