@@ -123,17 +123,6 @@ class TrainingTime:
         return self.train_s + self.logprob_s + self.fixed_s
 
 
-def step_flops(model: str | TrainedModel, lengths: Lengths) -> float:
-    """FLOPs of forward and backward over samples of these lengths (tokens, prompt included).
-
-    Packed samples do not attend to each other, so each has its own length in the attention term.
-    Raises TrainingError for a length that is negative or not finite.
-    """
-    n, m = _checked(lengths), trained_model(model)
-    attention = 6 * m.layers * m.heads * m.head_dim * float(n @ n)
-    return 6 * m.multiplied * float(n.sum()) + attention
-
-
 def _checked(lengths: Lengths) -> NDArray[np.float64]:
     n = np.asarray(lengths, dtype=np.float64)
     if not np.isfinite(n).all() or (n < 0).any():

@@ -16,7 +16,6 @@ from heddle_sim.training import (
     TrainingError,
     TrainLayout,
     pipeline_stretch,
-    step_flops,
 )
 from heddle_sim.training_files import TRAINING_FILE, load_training
 from heddle_sim.training_memory import TrainingMemoryError, check_memory, training_memory
@@ -76,11 +75,14 @@ def test_a_tied_embedding_is_multiplied_as_output_head():
 
 
 def test_packed_samples_attend_to_themselves_alone():
-    together = step_flops("qwen3-8b", [8000])
-    assert step_flops("qwen3-8b", [8000, 0]) == together
-    assert step_flops("qwen3-8b", [4000, 4000]) < together
-    by_token = 4000 * flops_per_token("qwen3-8b", 4000)
-    assert step_flops("qwen3-8b", np.array([4000, 4000])) == pytest.approx(2 * by_token)
+    def train_s(lengths):
+        return TRAINING.step_time(lengths, model="qwen3-8b", gpu="h100", gpus=1).train_s
+
+    together = train_s([8000])
+    assert train_s([8000, 0]) == together
+    assert train_s([4000, 4000]) < together
+    by_token = 4000 * TRAINING.token_s("qwen3-8b", 4000, gpu="h100")
+    assert train_s(np.array([4000, 4000])) == pytest.approx(2 * by_token)
 
 
 @given(
