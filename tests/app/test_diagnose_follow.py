@@ -199,7 +199,7 @@ def test_ctrl_c_ends_a_search_too(followed: Follow, monkeypatch: pytest.MonkeyPa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(result, "_rounds", interrupted)
+    monkeypatch.setattr(result, "all_rounds", interrupted)
     monkeypatch.setattr(Race, "ranked", lambda _: ["some"])
     done = followed(*appends(HEAD + step(1), step(2)), *[lambda: 1 / 0], more=())
     assert numbers(done) == [1]
