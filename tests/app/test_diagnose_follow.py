@@ -196,7 +196,7 @@ def test_logs_without_steps_are_said_to_have_none(followed: Follow):
 
 
 def test_ctrl_c_ends_a_search_too(followed: Follow, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(result, "all_rounds", interrupted)
