@@ -15,9 +15,10 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from campaigns.fuzz.edits import any_edit, edited
 from heddle.diagnosis.parts import StepsError
@@ -38,6 +39,7 @@ OTHERS: Final = (
     '{"type":"engine","engine":"e0","time_s":1.0,"running":3,"waiting":1,"queue_s":2.5}\n'
     '{"type":"engine","engine":"e0","time_s":90.0,"running":0,"waiting":0,"queue_s":0.5}\n'
 )
+Row: TypeAlias = dict[str, Any]
 ROUND: Final = 32
 """Turns of a trajectory of a large log."""
 
@@ -51,7 +53,7 @@ def damage(count: int, seed: int) -> None:
     """Read damaged samples, and print what came of them."""
     rng, outcomes, faults = Random(seed), Counter[str](), Counter[str]()
     samples = [(path.name, path.read_bytes()) for path in sorted(LOGS.iterdir())]
-    samples.append(("own.jsonl", f"{HEADER}{_observed(0, Random(0))}{OTHERS}".encode()))
+    samples.append(("own.jsonl", f"{HEADER}{_rows(_observed)(0, Random(0))}{OTHERS}".encode()))
     begun_s, slowest_s = time.monotonic(), 0.0
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
@@ -117,50 +119,52 @@ def _turns(rng: Random) -> list[tuple[float, float, int, int]]:
     return found
 
 
-def _observed(number: int, rng: Random) -> str:
-    rows = [
-        {
-            "type": "request",
-            "trajectory_id": f"trajectory-{number}",
-            "group_id": f"group-{number // 8}",
-            "step": step,
-            "start_s": start_s,
-            "queue_s": 0.1,
-            "prefill_s": 0.2,
-            "decode_s": end_s - start_s - 0.3,
-            "tool": "bash",
-            "tool_s": 0.1,
-            "engine": f"e{number % 16}",
-            "input_tokens": given,
-            "output_tokens": made,
-        }
-        for step, (start_s, end_s, given, made) in enumerate(_turns(rng))
-    ]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _rows(kind: Callable[..., Row]) -> Callable[[int, Random], str]:
+    """A writer of the rows of a trajectory, a turn each."""
+
+    def lines(number: int, rng: Random) -> str:
+        rows = (kind(number, step, *turn) for step, turn in enumerate(_turns(rng)))
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    return lines
 
 
-def _rl_insight(number: int, rng: Random) -> str:
-    rows = [
-        {
-            "name": "gateway_generation",
-            "start_time_ns": round((1.76e9 + start_s) * 1e9),
-            "end_time_ns": round((1.76e9 + end_s) * 1e9),
-            "attributes": {
-                "project": "p",
-                "experiment_name": "e",
-                "state_lane_id": f"experiment=e/sample={number}/session=0/traj=0",
-                "uid": f"task-{number // 8}",
-                "global_steps": 1,
-                "monitor.trace_source": "gateway",
-                "turn": step,
-                "tools": '["search"]',
-                "prompt_tokens": given,
-                "completion_tokens": made,
-            },
-        }
-        for step, (start_s, end_s, given, made) in enumerate(_turns(rng))
-    ]
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _observed(number: int, step: int, start_s: float, end_s: float, given: int, made: int) -> Row:
+    return {
+        "type": "request",
+        "trajectory_id": f"trajectory-{number}",
+        "group_id": f"group-{number // 8}",
+        "step": step,
+        "start_s": start_s,
+        "queue_s": 0.1,
+        "prefill_s": 0.2,
+        "decode_s": end_s - start_s - 0.3,
+        "tool": "bash",
+        "tool_s": 0.1,
+        "engine": f"e{number % 16}",
+        "input_tokens": given,
+        "output_tokens": made,
+    }
+
+
+def _rl_insight(number: int, step: int, start_s: float, end_s: float, given: int, made: int) -> Row:
+    return {
+        "name": "gateway_generation",
+        "start_time_ns": round((1.76e9 + start_s) * 1e9),
+        "end_time_ns": round((1.76e9 + end_s) * 1e9),
+        "attributes": {
+            "project": "p",
+            "experiment_name": "e",
+            "state_lane_id": f"experiment=e/sample={number}/session=0/traj=0",
+            "uid": f"task-{number // 8}",
+            "global_steps": 1,
+            "monitor.trace_source": "gateway",
+            "turn": step,
+            "tools": '["search"]',
+            "prompt_tokens": given,
+            "completion_tokens": made,
+        },
+    }
 
 
 def _prime_rl(number: int, rng: Random) -> str:
@@ -176,7 +180,11 @@ def _prime_rl(number: int, rng: Random) -> str:
     return json.dumps({"id": f"t{number}", "nodes": nodes, "calls": calls, "timing": timing}) + "\n"
 
 
-LARGE: Final = {"observed": _observed, "rl-insight": _rl_insight, "prime-rl": _prime_rl}
+LARGE: Final = {
+    "observed": _rows(_observed),
+    "rl-insight": _rows(_rl_insight),
+    "prime-rl": _prime_rl,
+}
 
 
 if __name__ == "__main__":

@@ -78,8 +78,6 @@ class DiagnoseSettings:
     """Seconds after which its search starts nothing more; 0: none."""
     observed: str = ""
     """File, *.jsonl or *.jsonl.gz, of the measured steps as `heddle.observed/1`."""
-    page: str = ""
-    """File, *.html, of a page about it; replaced."""
     follow_s: Annotated[float, Bounds(0, below=1e9)] = 5.0
     """Seconds between looks of `--follow`; 20 times those of reading, if longer."""
     follow_moved: Annotated[float, Bounds(0, below=1e9)] = 0.2

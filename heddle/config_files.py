@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -179,6 +179,7 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f'Did you mean "{near[0]}"?' if near else f"Known: {', '.join(known)}."
+            hint = _GONE.get(f"{prefix}{key}", hint)
             raise ConfigError(f"{label}: {prefix}{key} is not a key of {where}. {hint}")
         section = known[key]
         if section is None:
@@ -200,6 +201,8 @@ def _refuse_unknown(values: Mapping[str, Any], cls: type, prefix: str, label: st
         _refuse_unknown(value, section, f"{prefix}{key}.", label)
 
 
+_GONE: Final = {"diagnose.page": "`heddle report LOGS -o FILE.html` writes the page."}
+"""What took the place of keys."""
 _PRICES, _REGIMES = "prices", "regimes"
 """Sections whose keys are free: GPU classes, and names of regimes."""
 MAX_PRICE = 100_000

@@ -1,6 +1,8 @@
 """Seconds that one RL step spends in the trainer, for given sample lengths, model and GPUs.
 
-    seconds = FLOPs / (GPUs * peak * MFU) * pipeline bubble + fixed part of each optimizer step
+    GPU-seconds of a token = FLOPs of products and attention at their rates
+                             + collectives of TP + dispatch and host time of its experts
+    seconds = GPU-seconds / GPUs * pipeline bubble + collectives of each optimizer step
 
 `docs/training-time.md` has the formula, the errors on published steps, and what is not modelled.
 """
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from heddle_sim.trained_models import TrainedModel, trained_model
 
 Backend = Literal["megatron", "fsdp"]
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 Lengths = Sequence[int] | NDArray[Any]
 
 PEAK_TFLOPS: Final[Mapping[str, float]] = MappingProxyType(
@@ -33,15 +35,38 @@ PEAK_TFLOPS: Final[Mapping[str, float]] = MappingProxyType(
         "gb300": 2500.0,
     }
 )
-"""Dense bf16 TFLOP/s of one GPU, NVIDIA data sheets. MFU of FP8 is relative to these, too."""
+"""Dense bf16 TFLOP/s of one GPU, NVIDIA data sheets."""
+SPEED_UP: Final[Mapping[str, float]] = MappingProxyType(
+    {"fp8": 2.0, "mxfp8": 2.0, "mxfp4": 4.0, "nvfp4": 4.0}
+)
+"""Peak rate of products in a format over bf16's, data sheets. The recipes of FP8 (scales of a
+tensor or of blocks) have one peak; GB300's 6 for NVFP4 is not counted."""
+BLACKWELL = ("b200", "gb200", "gb300")
+"""These have the formats of `SPEED_UP`."""
+FP8_GPUS = ("l40s", "h20", "h100", "h800", "h200", "gh200")
+"""These have FP8 alone; others bf16 alone."""
 
-FORWARD_GATHERS = 1 / 3
-"""Collectives of a forward pass, relative to those of an optimizer step. With sharded parameters
-a step gathers them twice and scatters gradients once; a forward gathers once."""
+LINK_BYTES_PER_S: Final[Mapping[str, float]] = MappingProxyType(
+    {"a100": 300e9, "l40s": 32e9, "h800": 200e9, "b200": 900e9, "gb200": 900e9, "gb300": 900e9}
+)
+"""NVLink (L40S: PCIe) of one GPU each way, data sheets; `HOPPER_LINK` for the others."""
+HOPPER_LINK = 450e9
+NETWORK_BYTES_PER_S = 50e9
+"""Of one GPU to other nodes: a 400 Gb/s link."""
 NODE_GPUS: Final[Mapping[str, int]] = MappingProxyType({"gb200": 72, "gb300": 72})
 """GPUs that one NVLink domain connects; 8 for the others."""
-NVLINK_OVER_NETWORK = 9
-"""Rate of NVLink on Hopper (450 GB/s each way) over that of a GPU's 400 Gb/s link."""
+STEP_BYTES: Final[Mapping[str, int]] = MappingProxyType({"megatron": 6, "fsdp": 8})
+"""Collectives of an optimizer step, bytes of a parameter: gradients in fp32, parameters in bf16.
+FSDP gathers them twice."""
+FORWARD_BYTES: Final[Mapping[str, int]] = MappingProxyType({"megatron": 0, "fsdp": 2})
+"""Those of a forward pass alone; forward and backward without an optimizer step: twice that."""
+TP_BYTES = 16
+"""All-gathers and reduce-scatters of a layer under TP, bytes of a token and unit of the hidden
+size: four pairs (two forward, two backward) in bf16 (Megatron-LM, arXiv 2205.05198)."""
+DISPATCH_BYTES = 8
+"""To experts and back, forward and backward, in bf16, of a token, chosen expert and unit."""
+RECOMPUTED = 4 / 3
+"""Training over training without a second forward pass."""
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
 
@@ -61,6 +86,11 @@ class TrainLayout:
     """Expert parallelism; it shares GPUs with data parallelism."""
     micro_batch_tokens: int = DEFAULT_MICRO_BATCH_TOKENS
     """Packed tokens of one micro-batch; a longer sample is a micro-batch of its own."""
+    padded: bool = False
+    """Samples are not packed: each takes as long as the longest."""
+    expert_graphs: bool | None = None
+    """CUDA graphs take the host's time off layers of experts. None: on GB200 and GB300 alone, as in
+    published recipes."""
 
     def data_parallel(self, gpus: int) -> int:
         """Ranks of data parallelism on so many GPUs; TrainingError if they do not divide."""
@@ -84,25 +114,20 @@ class TrainingTime:
     logprob_s: float
     """Forward passes for old and reference log-probabilities."""
     fixed_s: float
-    """What optimizer steps take whatever their tokens: collectives and the update."""
+    """What optimizer steps take whatever their tokens: their collectives."""
+    gathers_s: float = 0.0
+    """The part of that which gradients without an optimizer step need."""
 
     @property
     def total_s(self) -> float:
         return self.train_s + self.logprob_s + self.fixed_s
 
 
-def step_flops(model: str | TrainedModel, lengths: Lengths) -> float:
-    """FLOPs of forward and backward over samples of these lengths (tokens, prompt included).
-
-    Packed samples do not attend to each other, so each has its own length in the attention term.
-    Raises TrainingError for a length that is negative or not finite.
-    """
+def _checked(lengths: Lengths) -> NDArray[np.float64]:
     n = np.asarray(lengths, dtype=np.float64)
     if not np.isfinite(n).all() or (n < 0).any():
         raise TrainingError("lengths of samples are finite numbers of tokens, 0 or more")
-    m = trained_model(model)
-    attention = 6 * m.layers * m.heads * m.head_dim * float(n @ n)
-    return 6 * m.multiplied * float(n.sum()) + attention
+    return n
 
 
 def peak_flops(gpu: str) -> float:
@@ -130,40 +155,80 @@ def pipeline_stretch(layout: TrainLayout, *, gpus: int, tokens: float, longest: 
 class TrainingProfile:
     """Fitted efficiency of trainers, from a profile file (`heddle_sim.training_files`)."""
 
-    mfu: dict[str, dict[str, float]]
-    """By "megatron", "fsdp" or "megatron-fp8", then size class; FP8 relative to the bf16 peak."""
+    matmul: dict[str, float]
+    """Share of the peak FLOP rate that products with weights reach in bf16, by back end; a second
+    forward pass (FSDP recomputes activations) counts as lost."""
+    attention: dict[str, float]
+    """Likewise of attention, which is in bf16 whatever the precision."""
+    low_precision_share: float
+    """Part of the time of products in bf16 that a low precision shortens by its peak."""
     gpu_efficiency: dict[str, float]
-    """MFU on a GPU class, relative to Hopper; a class without an entry counts as 1."""
-    forward_speedup: dict[str, float]
-    """MFU of a forward pass alone over that of training, by back end. Where activations are
-    recomputed it is about 4/3, since MFU does not count the second forward pass."""
-    fixed_s_per_billion: dict[str, float]
-    """Collectives of an optimizer step over several nodes, by back end: seconds for each 1e9
-    parameters. Gathering takes as long on more GPUs. A back end without an entry has none."""
+    """Shares on a GPU class relative to Hopper; a class without an entry counts as 1."""
+    link_efficiency: float
+    """Part of the data sheets' rates that collectives reach."""
+    expert_layer_s: float
+    """Host time of a layer of experts (routing, permuting, launches, waits for counts), for each
+    token, on each GPU of TP."""
     colocated_efficiency: dict[str, float]
     """Speed of training beside sleeping engines, relative to GPUs of its own, by back end."""
     errors: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
 
-    def efficiency(
-        self, model: str | TrainedModel, *, gpu: str, backend: str, precision: Precision = "bf16"
+    def token_s(
+        self,
+        model: str | TrainedModel,
+        length: float,
+        *,
+        gpu: str,
+        backend: Backend = "megatron",
+        layout: TrainLayout | None = None,
+        precision: Precision = "bf16",
     ) -> float:
-        """MFU: the share of the bf16 peak that a trainer reaches, pipeline bubble apart.
+        """GPU-seconds of forward and backward of one token of a sample of `length` tokens."""
+        token, pair = self._costs(trained_model(model), gpu, backend, layout, precision)
+        return token + pair * length
 
-        Raises TrainingError for a back end without an entry.
-        """
-        key = backend if precision == "bf16" else f"{backend}-{precision}"
-        by_class = self.mfu.get(key)
-        if by_class is None:
-            raise TrainingError(f"no MFU of trainer {key!r}; known: {', '.join(sorted(self.mfu))}")
-        return by_class[trained_model(model).size_class] * self.gpu_efficiency.get(gpu.lower(), 1.0)
+    def _costs(
+        self,
+        m: TrainedModel,
+        gpu: str,
+        backend: str,
+        layout: TrainLayout | None,
+        precision: str,
+    ) -> tuple[float, float]:
+        """GPU-seconds of a token, and of a token and token of its sample."""
+        if backend not in self.matmul:
+            raise TrainingError(
+                f"no rate of trainer {backend!r}; known: {', '.join(sorted(self.matmul))}"
+            )
+        kind, tp = gpu.lower(), 1 if layout is None else layout.tp
+        rate = peak_flops(gpu) * self.gpu_efficiency.get(kind, 1.0)
+        link = _link(kind) * self.link_efficiency
+        slower = 1.0 - self.low_precision_share * (1.0 - 1.0 / speed_up(gpu, precision))
+        token = 6 * m.multiplied * slower / (rate * self.matmul[backend])
+        token += TP_BYTES * (tp - 1) * m.layers * m.hidden / link
+        if m.moe:
+            token += DISPATCH_BYTES * m.expert_layers * m.chosen * m.hidden / link
+            graphs = None if layout is None else layout.expert_graphs
+            if not (kind in NODE_GPUS if graphs is None else graphs):
+                token += tp * m.expert_layers * self.expert_layer_s
+        return token, 6 * m.layers * m.heads * m.head_dim / (rate * self.attention[backend])
 
     def collectives_s(
-        self, model: str | TrainedModel, *, gpu: str, gpus: int, backend: Backend
+        self,
+        model: str | TrainedModel,
+        *,
+        gpu: str,
+        gpus: int,
+        backend: Backend,
+        layout: TrainLayout | None = None,
     ) -> float:
         """Seconds of the collectives of one optimizer step, which its tokens do not hide."""
-        fixed = self.fixed_s_per_billion.get(backend, 0.0) * trained_model(model).parameters / 1e9
-        return fixed / (NVLINK_OVER_NETWORK if gpus <= NODE_GPUS.get(gpu.lower(), 8) else 1)
+        kind = gpu.lower()
+        link = _link(kind) if gpus <= NODE_GPUS.get(kind, 8) else NETWORK_BYTES_PER_S
+        of_one = 1 if layout is None or backend == "fsdp" else layout.tp * layout.pp
+        size = STEP_BYTES[backend] * trained_model(model).parameters / of_one
+        return size / (link * self.link_efficiency) if gpus > of_one else 0.0
 
     def step_time(
         self,
@@ -184,36 +249,55 @@ class TrainingProfile:
         `lengths`: tokens of each trained sample, prompt included. `optimizer_steps`: mini-batches
         that the samples are cut into. `logprob_passes`: 1 for old log-probabilities, 2 with a
         reference model, 0 if the engine's are used. `colocated`: the trainer moves its state
-        between host and GPU within the phase, as verl does. `layout` matters by its pipeline
-        bubble and its check alone. Errors of the sums are in `errors`. Memory is checked apart
-        (`heddle_sim.training_memory`).
+        between host and GPU within the phase, as verl does. `precision`: of products with weights.
+        Errors of the sums are in `errors`. Memory is checked apart
+        (`heddle_sim.training_memory`). Raises TrainingError for a back end, GPU or precision
+        without figures.
         """
         if gpus < 1 or optimizer_steps < 1 or logprob_passes < 0:
             raise TrainingError(
                 f"a step needs GPUs ({gpus}) and optimizer steps ({optimizer_steps}) of 1 or more, "
                 f"and log-prob passes ({logprob_passes}) of 0 or more"
             )
-        m = trained_model(model)
-        n = np.asarray(lengths, dtype=np.float64)
-        tokens = float(n.sum())
-        work = step_flops(m, n)
-        if tokens == 0:
+        m, on = trained_model(model), layout or TrainLayout()
+        n = _checked(lengths)
+        token, pair = self._costs(m, gpu, backend, layout, precision)
+        if not n.sum():
             return TrainingTime(train_s=0.0, logprob_s=0.0, fixed_s=0.0)
-        rate = gpus * peak_flops(gpu)
-        rate *= self.efficiency(m, gpu=gpu, backend=backend, precision=precision)
-        if colocated:
-            rate *= self.colocated_efficiency.get(backend, 1.0)
-        train_stretch = logprob_stretch = 1.0
+        longest = float(n.max())
+        if on.padded:
+            n = np.full_like(n, longest)
+        tokens = float(n.sum())
+        work = token * tokens + pair * float(n @ n)
         if layout is not None:
-            longest = float(n.max())
-            work = max(work, layout.data_parallel(gpus) * step_flops(m, n.max(keepdims=True)))
-            of_step = tokens / optimizer_steps
-            train_stretch = pipeline_stretch(layout, gpus=gpus, tokens=of_step, longest=longest)
-            logprob_stretch = pipeline_stretch(layout, gpus=gpus, tokens=tokens, longest=longest)
-        fixed = self.collectives_s(m, gpu=gpu, gpus=gpus, backend=backend)
-        forward = work / 3 / rate / self.forward_speedup.get(backend, 1.0)
+            work = max(work, on.data_parallel(gpus) * (token + pair * longest) * longest)
+        seconds = work / gpus
+        if colocated:
+            seconds /= self.colocated_efficiency.get(backend, 1.0)
+        of_step = pipeline_stretch(on, gpus=gpus, tokens=tokens / optimizer_steps, longest=longest)
+        of_pass = pipeline_stretch(on, gpus=gpus, tokens=tokens, longest=longest)
+        fixed = self.collectives_s(m, gpu=gpu, gpus=gpus, backend=backend, layout=layout)
+        gather = fixed * FORWARD_BYTES[backend] / STEP_BYTES[backend]
+        forward = seconds / 3 / (RECOMPUTED if backend == "fsdp" else 1.0)
         return TrainingTime(
-            train_s=work / rate * train_stretch,
-            logprob_s=logprob_passes * (forward * logprob_stretch + FORWARD_GATHERS * fixed),
+            train_s=seconds * of_step,
+            logprob_s=logprob_passes * (forward * of_pass + gather),
             fixed_s=fixed * optimizer_steps,
+            gathers_s=2 * gather * optimizer_steps,
         )
+
+
+def _link(kind: str) -> float:
+    return LINK_BYTES_PER_S.get(kind, HOPPER_LINK)
+
+
+def speed_up(gpu: str, precision: str) -> float:
+    """Peak rate of products in a precision over bf16's; TrainingError if a GPU has none."""
+    kind = gpu.lower()
+    formats = tuple(SPEED_UP) if kind in BLACKWELL else ("fp8",) if kind in FP8_GPUS else ()
+    if precision not in ("bf16", *formats):
+        raise TrainingError(
+            f"GPU {gpu!r} does not train in {precision!r}, but in {', '.join(('bf16', *formats))}; "
+            "take one of these"
+        )
+    return SPEED_UP.get(precision, 1.0)

@@ -18,10 +18,12 @@ from heddle_sim.training import TrainingProfile
 from heddle_sim.weight_update import WeightUpdateProfile
 
 STATED = (
-    "mfu",
+    "matmul",
+    "attention",
+    "low_precision_share",
     "gpu_efficiency",
-    "forward_speedup",
-    "fixed_s_per_billion",
+    "link_efficiency",
+    "expert_layer_s",
     "colocated_efficiency",
 )
 """Fields of a `TrainingProfile` that hold numbers."""
@@ -63,11 +65,11 @@ def _faults(file: TrainingFile) -> Iterator[str]:
         *numbers("weight_update", file.weight_update.methods),
     ):
         last = name.rpartition(".")[2]
-        if last == "pause_share":
+        if last in ("pause_share", "low_precision_share"):
             if not 0 <= value <= 1:
                 yield f"{name} is between 0 and 1, not {value}"
-        elif ".fixed_s_per_billion." in name or last == "setup_s":
+        elif last in ("setup_s", "tensor_s", "expert_layer_s"):
             if not (math.isfinite(value) and value >= 0):
                 yield f"{name} must be at least 0, not {value}"
-        elif last != "gpu_exponent" and not (math.isfinite(value) and value > 0):
+        elif not (math.isfinite(value) and value > 0):
             yield f"{name} must be a positive finite number, not {value}"

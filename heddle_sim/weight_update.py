@@ -1,19 +1,34 @@
 """Seconds of a weight update: from trainer to engines, in all and with engines paused.
 
-    total = setup + bytes / prepare bandwidth + bytes / wire bandwidth
+    total = setup + tensors * time of a tensor + bytes / rate
 
-Preparing is gathering shards, renaming, bucketing and casting. It dominates and grows with the
-number of GPUs that take part. `docs/training-time.md` states the errors on published updates.
+The rate is of gathering shards, renaming, bucketing and casting rather than of a link's, and does
+not grow with GPUs. `docs/training-time.md` states the errors on published updates.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
+from heddle_sim.model_names import known_model
 from heddle_sim.trained_models import TrainedModel, trained_model
 
-REFERENCE_GPUS = 16
-"""Number of GPUs at which the prepare bandwidth of a method is stated."""
+WEIGHT_BYTES: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "bf16": 2.0,
+        "fp8": 1.0 + 4 / 128**2,
+        "int8": 1.0 + 2 / 128,
+        "int4": 0.5 + 2 / 32,
+        "mxfp4": 0.5 + 1 / 32,
+        "nvfp4": 0.5 + 1 / 16,
+    }
+)
+"""Of a parameter with its scales: FP8 with one in fp32 for a block of 128 x 128."""
+TENSORS_OF_LAYER, TENSORS_OF_EXPERT = 12, 3
+"""Of a layer without its experts, at most (Qwen3: 11 with its norms and biases, counted on Hugging
+Face); and gate, up and down of each expert."""
 
 
 class WeightUpdateError(ValueError):
@@ -35,11 +50,9 @@ class UpdateMethod:
     """One way to move weights, fitted."""
 
     setup_s: float
-    prepare_bytes_per_s: float
-    """At REFERENCE_GPUS trainer and engine GPUs together."""
-    wire_bytes_per_s: float
-    gpu_exponent: float
-    """Prepare bandwidth grows with the number of GPUs to this power."""
+    tensor_s: float
+    """Of each tensor that is gathered apart; 0 where they are not."""
+    bytes_per_s: float
     pause_share: float
     """Part of the total that engines are paused."""
 
@@ -58,24 +71,39 @@ class WeightUpdateProfile:
         method: str,
         *,
         gpus: int,
-        bytes_per_parameter: float = 2.0,
+        bytes_per_parameter: float | None = None,
     ) -> WeightUpdateTime:
         """Seconds to bring the weights of a model to all engines.
 
         `model`: a name, a TrainedModel, or a number of parameters. `gpus`: trainer and engine GPUs
-        that take part; colocated GPUs count once. `bytes_per_parameter`: 2 for bf16, 1 for FP8;
-        a delta is given by its full size, since its method was fitted so. Raises WeightUpdateError
+        that take part, 1 or more; published rates do not depend on them. `bytes_per_parameter`:
+        of the engines' weights; None: by the name's precision (`WEIGHT_BYTES`), 2 without one. A
+        delta is given by its full size, since its method was fitted so. Raises WeightUpdateError
         for an unknown method.
         """
         one = self.methods.get(method)
         if one is None:
             known = ", ".join(sorted(self.methods))
             raise WeightUpdateError(f"unknown weight update method {method!r}; known: {known}")
+        if bytes_per_parameter is None:
+            bytes_per_parameter = _bytes_of(model)
+        tensors = 0
         if isinstance(model, str | TrainedModel):
-            model = trained_model(model).parameters
+            shape = trained_model(model)
+            model, tensors = shape.parameters, tensors_of(shape)
         size = model * bytes_per_parameter
         if gpus < 1 or not (math.isfinite(size) and size > 0):
             raise WeightUpdateError(f"an update of {size} bytes over {gpus} GPUs is none")
-        prepare = one.prepare_bytes_per_s * (gpus / REFERENCE_GPUS) ** one.gpu_exponent
-        total = one.setup_s + size / prepare + size / one.wire_bytes_per_s
+        total = one.setup_s + tensors * one.tensor_s + size / one.bytes_per_s
         return WeightUpdateTime(total_s=total, pause_s=total * one.pause_share)
+
+
+def tensors_of(model: TrainedModel) -> int:
+    """Tensors of a model, as engines load them."""
+    experts = model.expert_layers * model.experts * TENSORS_OF_EXPERT
+    return model.layers * TENSORS_OF_LAYER + experts
+
+
+def _bytes_of(model: str | TrainedModel | float) -> float:
+    known = known_model(model) if isinstance(model, str) else None
+    return WEIGHT_BYTES["bf16"] if known is None else WEIGHT_BYTES.get(known.precision, 2.0)

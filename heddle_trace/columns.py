@@ -111,31 +111,44 @@ class TraceColumn:
 
 
 class ColumnBuilder:
-    """Puts values into a column, part after part."""
+    """Puts values into a column, part after part, in memory that grows in place."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._words = Words()
-        self._parts: list[npt.NDArray[Any]] = []
-        self._known = False
+        self._held = bytearray()
+        self._of = np.dtype(np.float64 if kind == "real" else np.int8)
+        self._unknown = 0
+        """Values before the first that is recorded."""
 
     def add(self, values: Sequence[Any]) -> None:
         nothing = values.count(None)
-        if nothing == len(values):
-            self._parts.append(TraceColumn.nothing(self._kind, nothing).values)
-            return
-        self._known = True
-        self._parts.append(self._encoded(values, bool(nothing)))
+        if nothing < len(values):
+            part = self._encoded(values, bool(nothing))
+            self._append(TraceColumn.nothing(self._kind, self._unknown).values)
+            self._append(part)
+            self._unknown = 0
+        elif self._held:
+            self._append(TraceColumn.nothing(self._kind, nothing).values)
+        else:
+            self._unknown += nothing
 
     def joined(self) -> TraceColumn | None:
         """The whole column; None where nothing is recorded."""
-        if not self._known:
+        if not self._held:
             return None
-        values = np.concatenate(self._parts)
-        self._parts = []
-        if len(values) and (values == values[0]).all():
+        values = np.frombuffer(self._held, self._of)
+        self._held = bytearray()
+        if (values == values[0]).all():
             values = constant(values[0], len(values), values.dtype)
         return TraceColumn(self._kind, values, self._words.listed())
+
+    def _append(self, part: npt.NDArray[Any]) -> None:
+        wide = np.promote_types(self._of, part.dtype)
+        if wide != self._of:
+            self._held = bytearray(np.frombuffer(self._held, self._of).astype(wide))
+            self._of = wide
+        self._held += part.astype(wide).data
 
     def _encoded(self, values: Sequence[Any], gaps: bool) -> npt.NDArray[Any]:
         match self._kind:

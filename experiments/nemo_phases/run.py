@@ -31,6 +31,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
                 "optimizer_steps": 4,
                 "logprob_passes": 2,
                 "train_backend": row["backend"],
+                "colocated_speed": 1.0,  # the source's own phases are what training is fitted on
             },
         ).computation
         for name, row in config.items()

@@ -208,7 +208,10 @@ def judged(folder: Path, profile: Path) -> dict[str, Any]:
         "unaccounted": next(p["share"] for p in whole["parts"] if p["part"] == "unaccounted"),
         "diagnose": whole["verdict"],
         "verify": again["verdict"],
-        **{key: again[key] for key in ("error_pct", "parts", "figures", "cause", "fit")},
+        **{key: again[key] for key in ("error_pct", "parts", "figures", "cause", "kernel", "fit")},
+        "by_profile": {
+            key: (again["by_profile"] or again)[key] for key in ("error_pct", "verdict")
+        },
         **json.loads((folder / "load.json").read_text()),
     }
 

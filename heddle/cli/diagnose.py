@@ -51,25 +51,35 @@ def diagnose(
 
     Remedies are settings that the trajectories are simulated under, on the cluster that [cluster]
     describes (of a RUN, its own), compared with its policy and engines. diagnose.budget_s limits
-    their search; diagnose.observed writes the measured steps to a file, diagnose.page a page.
+    their search; diagnose.observed writes the measured steps to a file, of which, as of LOGS,
+    `heddle report` writes a page.
 
     --follow ends with ctrl-C. It says when the recommended setting changes, because lengths or
     tools do; remedies are searched again when these, or the parts, move by diagnose.follow_moved.
     """
-    from heddle.cli.outputs import new_file
-    from heddle.cli.tables import show_verdict
-    from heddle.diagnosis.verdict import diagnosed
-    from heddle_trace.observed.files import write_observed
-
-    options = {"configs": configs}
-    config, _ = take_config(sources, options, settings, usual=USUAL, logs=True)
+    config, _ = take_config(sources, {"configs": configs}, settings, usual=USUAL, logs=True)
     if follow:
         from heddle.cli.follow import follow as followed
 
         require(len(sources) == 1, "--follow takes one folder")
         followed(Path(sources[0]), config, as_json=as_json)
-    if config.diagnose.page:
-        new_file(Path(config.diagnose.page), force=True)
+    show_diagnosis(sources, config, as_json=as_json)
+
+
+def show_diagnosis(
+    sources: Sequence[str], config: "Config", *, as_json: bool, page_file: Path | None = None
+) -> None:
+    """Print where the time went, and write a page of it."""
+    from heddle.cli.outputs import new_file
+    from heddle.cli.tables import show_verdict
+    from heddle.diagnosis.verdict import diagnosed
+    from heddle_trace.observed.files import write_observed
+
+    kept = Path(config.diagnose.observed).resolve()
+    if config.diagnose.observed:
+        new_file(kept, force=True)
+        own = {kept, *kept.parents}.intersection(Path(source).resolve() for source in sources)
+        require(not own, f"diagnose.observed: {kept} is of the logs; name a file elsewhere")
     steps, config, name = _read(sources, config)
     if config.diagnose.observed:
         write_observed(config.diagnose.observed, steps.header, steps.observations())
@@ -82,13 +92,13 @@ def diagnose(
         click.echo(json.dumps(found.plain(remedies, why_none), allow_nan=False))
     else:
         show_remedies(remedies, why_none)
-    if config.diagnose.page:
+    if page_file is not None:
         from heddle.cli.outputs import write
         from heddle.diagnosis.page import page
 
         made = page(found, steps, remedies, why_none)
-        write(Path(config.diagnose.page), made)
-        click.echo(f"{config.diagnose.page}: {len(made) / 1e6:.1f} MB", err=True)
+        write(page_file, made)
+        click.echo(f"{page_file}: {len(made) / 1e6:.1f} MB", err=True)
 
 
 def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Config, str]":

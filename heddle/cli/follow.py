@@ -40,13 +40,15 @@ def follow(folder: Path, config: "Config", *, as_json: bool) -> None:
         not (folder / MANIFEST).exists(),
         f"{folder}: is a run, whose steps `heddle diagnose` shows: --follow takes a folder of logs",
     )
-    require(
-        not (config.diagnose.page or config.diagnose.observed),
-        "--follow writes no file: leave diagnose.page and diagnose.observed out",
-    )
+    require(not config.diagnose.observed, "--follow writes no file: leave diagnose.observed out")
     following = _Following(folder, config, as_json, Followed())
-    while True:
-        pause(max(config.diagnose.follow_s, RESTS * following.look()))
+    try:
+        while True:
+            pause(max(config.diagnose.follow_s, RESTS * following.look()))
+    except KeyboardInterrupt:
+        if following.followed.left is not None:
+            following.show(following.followed.left, "so far")
+        raise
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class _Following:
         more = self.followed.more(steps, found.steps)
         took_s = time.monotonic() - began_s
         for each in more:
-            self._show(each)
+            self.show(each)
         if more:
             self._recommend(steps, more[-1])
         return took_s
@@ -95,17 +97,19 @@ class _Following:
             click.echo(message, err=True)
         self.said = message
 
-    def _show(self, each: "CompleteStep") -> None:
+    def show(self, each: "CompleteStep", note: str = "") -> None:
+        """Print a step."""
         from heddle.cli.tables import percent
         from heddle.diagnosis.verdict import WORTH
 
         lasts_s, self.said = each.step.end_s - each.step.start_s, ""
         if self.as_json:
-            self._line("step", seconds=lasts_s, parts=each.step.parts, step=each.number)
+            kind = "unfinished" if note else "step"
+            self._line(kind, seconds=lasts_s, parts=each.step.parts, step=each.number)
             return
         large = [(n, share) for n, share in each.shares.items() if share >= WORTH][:NAMED]
         parts = ", ".join(f"{percent(share)} {name}" for name, share in large)
-        click.echo(f"step {each.number:<5}  {lasts_s:>9,.1f} s  {parts}")
+        click.echo(f"step {each.number:<5}  {lasts_s:>9,.1f} s  {parts} {note}".rstrip())
 
     def _recommend(self, steps: "ObservedSteps", now: "CompleteStep") -> None:
         """Search remedies of a step if it moved far from the last one that was searched."""

@@ -23,7 +23,7 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "diagnose": (
         "heddle diagnose logs/",
-        "heddle diagnose runs/2026-11-23T10-00-00-coding-verl-s0 --set diagnose.page=where.html",
+        "heddle diagnose runs/2026-11-23T10-00-00-coding-verl-s0",
         "heddle diagnose --follow logs/",
         "heddle diagnose grpo_perfetto.json --set cluster.gpus=16 --set diagnose.budget_s=60",
     ),

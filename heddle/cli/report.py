@@ -29,10 +29,7 @@ PERFETTO = (".json", ".json.gz")
 )
 @click.option("--force", is_flag=True, help="Replace a page or Perfetto file that is there")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
-@click.pass_context
-def report(
-    context: click.Context, runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool
-) -> None:
+def report(runs: tuple[Path, ...], out: Path | None, force: bool, as_json: bool) -> None:
     """Show the figures of runs side by side, and draw them. A comparison's folder is its runs.
 
     With -o FILE.html: one page with summary, timeline, plan, differences and every trajectory,
@@ -42,7 +39,6 @@ def report(
     Otherwise: a table, and running steps per engine, completion, active trajectories and queueing
     delay as PNG files.
     """
-    from heddle.cli.diagnose import diagnose
     from heddle.cli.outputs import new_file
     from heddle.runs.comparison_folder import in_order_of_table
     from heddle.runs.files import MANIFEST
@@ -54,11 +50,13 @@ def report(
     runs = tuple(in_order_of_table(runs))
     name = "" if out is None else out.name.lower()
     if out is not None and name.endswith(PAGE) and all(map(_measured, runs)):
+        from heddle.cli.diagnose import show_diagnosis
+        from heddle.cli.logs import USUAL
+        from heddle.cli.options import take_config
+
         new_file(out, force)
-        settings = (f"diagnose.page={json.dumps(str(out))}",)
-        context.invoke(
-            diagnose, sources=[*map(str, runs)], configs=(), settings=settings, as_json=as_json
-        )
+        config, _ = take_config([str(runs[0])], {"configs": ()}, (), usual=USUAL, logs=True)
+        show_diagnosis([*map(str, runs)], config, as_json=as_json, page_file=out)
     elif out is not None and name.endswith(PERFETTO):
         _perfetto(runs, out, force)
         _written(runs, out, "perfetto", as_json)

@@ -48,7 +48,10 @@ def show_search(
     click.echo()
     if wide:
         show_rows([_tried_row(each) for each in result.tried])
-        click.echo("means of the search, over the draws of each; - where all were stopped")
+        click.echo(
+            "means of the search, over the draws of each; - where all were stopped, or, with 0 "
+            "draws, on a part of the cluster only"
+        )
         click.echo()
     facts = [f"{work.trajectories:,} trajectories", *(work.fill.assumptions if work.fill else ())]
     if work.dropped:

@@ -50,7 +50,9 @@ def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = new_table(*columns)
     for row in rows:
-        table.add_row(*(row.get(column, "-") for column in columns))
+        # Names of logs may hold what moves a terminal's cursor.
+        cells = (row.get(column, "-") for column in columns)
+        table.add_row(*("".join(c if c.isprintable() else "?" for c in cell) for cell in cells))
     show(table)
 
 
@@ -69,7 +71,7 @@ def show_tried(
 
 def show(table: Table) -> None:
     """Print a table: columns for rows where a terminal is too narrow, and never with cut values."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     width = console.width if console.is_terminal else PIPED_WIDTH
     tables = [table]
     if console.is_terminal and _width(table) > width:
@@ -82,7 +84,7 @@ def show(table: Table) -> None:
 
 def _width(table: Table) -> int:
     """Columns that a table takes when nothing is cut."""
-    return Console(width=WIDEST, height=1).measure(table).maximum  # see `show`
+    return Console(width=WIDEST, height=1, markup=False).measure(table).maximum  # see `show`
 
 
 def _turned(table: Table, width: int) -> list[Table]:
@@ -136,7 +138,7 @@ def fact(label: str, text: str) -> None:
 
 def show_verdict(text: str) -> None:
     """Print what to run, in lines that a terminal has room for."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     width = console.width if console.is_terminal else WIDEST
     click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
@@ -144,7 +146,7 @@ def show_verdict(text: str) -> None:
 def show_ranking(objective: Objective, names: Sequence[str], of: str = "") -> None:
     """Print the order of two names or more, in lines that a terminal has room for."""
     if len(names) > 1:
-        console = Console(highlight=False)
+        console = Console(highlight=False, markup=False)
         width = console.width if console.is_terminal else WIDEST
         text = f"ranking by {objective}{of}: {', '.join(names)}"
         click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))

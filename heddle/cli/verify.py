@@ -44,7 +44,8 @@ def verify(
     A RUN is a run directory of Heddle's, which knows what ran; cluster.model names another profile
     for it. LOGS are measured steps with tokens and one clock, as `heddle diagnose` reads them: what
     ran is [cluster] and policy.preset. Engines that LOGS name are counted where cluster.gpus is
-    not stated, and metrics beside them say the slots where cluster.max_running is not.
+    not stated, and metrics beside them say the slots where cluster.max_running is not. Where LOGS
+    record decode apart, its sum is an input: the speed of engines. All else is predicted.
 
     --fit takes host seconds of an iteration and a factor on kernel times from half of the groups of
     trajectories, and states the errors on the other half.
@@ -52,7 +53,7 @@ def verify(
     from heddle.cli.progress import progress
     from heddle.cli.tables import show_verdict
     from heddle.diagnosis.beside import beside
-    from heddle.diagnosis.fitted import Constants, FittedConstants
+    from heddle.diagnosis.fitted import Constants, FittedConstants, at_measured_speed
     from heddle.diagnosis.fitted import fit as fitted_to
 
     given = given_keys({"configs": configs}, settings)
@@ -62,6 +63,10 @@ def verify(
     with progress("simulating what ran") as bar:
         simulated = ran.simulate(Constants().adjusted)
         found = beside(ran, simulated)
+        if ran.speed_measured:
+            speed, at_speed = at_measured_speed(ran, simulated)
+            if speed != Constants():
+                found = replace(beside(ran, at_speed), kernel=speed.kernel, by_profile=found)
         if fit:
             fitted = fitted_to(ran, simulated, lambda at: bar.now(f"fitting, round {at + 1}"))
     if as_json:
@@ -154,6 +159,10 @@ def _show(found: "Verified") -> None:
     fact("source", found.source)
     ran = found.ran
     pools = " + ".join(f"{e['gpus']} x {e['gpu']} at TP {e['tp']}" for e in ran["engines"])
+    if found.by_profile is not None:
+        speed = f"kernel times x {found.kernel:.3f}: decode takes as long, in all, as was measured"
+        fact("input", f"{speed}, so mean TPOT is no prediction")
+        fact("profile", f"without it, {found.by_profile.sentence}")
     fact("ran", f"{ran['policy']} on {pools}, {ran['model']}, {ran['max_running']} slots")
 
 

@@ -29,6 +29,7 @@ from heddle_trace import write_trace
 from heddle_trace.columns import TraceColumn
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.importers.notes import Notes
+from heddle_trace.limits import MAX_CLOCK_S
 from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
 from heddle_trace.observed.records import records_of
@@ -51,6 +52,8 @@ class Ran:
     seen: Rollouts
     simulate: Callable[[Adjusted], Rollouts]
     """In the same order, with the parts of requests that were recorded."""
+    speed_measured: bool = False
+    """Engines decode as fast as was measured, and not as the profile says."""
 
 
 def of_run(run: Run, profile: Path | None, allowed: Sequence[str]) -> Ran:
@@ -99,7 +102,8 @@ def of_steps(steps: ObservedSteps, config: RunConfig, workload: str, source: str
             for each, own in zip(seen, records, strict=True)
         )
 
-    return Ran(source=source, config=config, seen=seen, simulate=simulate)
+    decoded = "decode_s" in steps.requests
+    return Ran(source=source, config=config, seen=seen, simulate=simulate, speed_measured=decoded)
 
 
 def _check(steps: ObservedSteps) -> None:
@@ -118,6 +122,9 @@ def _check(steps: ObservedSteps) -> None:
             "the logs have no common clock, so what ran at once is unknown: give logs with times "
             "of arrival. `heddle diagnose` shows where the time of each trajectory went"
         )
+    span_s = steps.column("end_s").values.max() - steps.column("start_s").values.min()
+    if span_s > MAX_CLOCK_S:
+        raise ConfigError(f"the logs span {span_s:,.0f} s: verify the files of one run")
     if not {"prefill_s", "decode_s", "llm_s"} & steps.requests.keys():
         raise ConfigError("the logs have no time of a generation to compare with")
 

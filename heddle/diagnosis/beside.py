@@ -43,6 +43,10 @@ class Verified:
     """Their differences sum to that of the whole."""
     cause: Cause
     not_recorded: tuple[str, ...]
+    kernel: float = 1.0
+    """Factor on the profile's times, which makes requests decode as long as was measured."""
+    by_profile: "Verified | None" = None
+    """Without that factor."""
 
     @property
     def error_pct(self) -> float:
@@ -52,9 +56,13 @@ class Verified:
     @property
     def sentence(self) -> str:
         """Both times, where the difference is, and why."""
+        error = f"{self.error_pct:+.1f} %"
+        if self.by_profile is not None:
+            alone = f"{self.by_profile.error_pct:+.1f} % by the profile alone"
+            error = f"{error} at the measured speed of decode, {alone}"
         said = (
             f"Heddle predicts {self.simulated_s:,.1f} s where {self.measured_s:,.1f} s were "
-            f"measured ({self.error_pct:+.1f} %)"
+            f"measured ({error})"
         )
         if self.cause.name == "none":
             return f"{said}: {self.cause.why}."
@@ -73,6 +81,7 @@ class Verified:
             "verdict": self.sentence,
             "error_pct": self.error_pct,
             **asdict(self),
+            "by_profile": None if self.by_profile is None else self.by_profile.plain(None),
             "fit": None if fitted is None else asdict(fitted),
         }
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from heddle.diagnosis.intervals import requests_over_time
+from heddle.diagnosis.intervals import requests_over_time, samples
 from heddle.diagnosis.parts import BINS, CriticalPath, EngineTime, Step
 from heddle.reports.curves import mean_within
-from heddle.runs.journal_columns import Floats
 from heddle_trace.observed.columns import ObservedSteps
 
 COUNTED = ("queue", "prefill", "decode")
@@ -18,57 +17,36 @@ def diagnose_engines(
 
     Between two samples an engine has the requests of the first.
     """
-    times, per_engine = requests_over_time(seen)
-    length = np.diff(times)
-    busy, queued = (sum(each[k][:-1] for each in per_engine.values()) for k in (0, 1))
+    times, busy, queued = requests_over_time(seen)
+    length, busy, queued = np.diff(times), busy[:-1], queued[:-1]
     took = {part: _total(seen, part) for part in COUNTED}
     total_s, served_s = float(length.sum()), float(length[busy > 0].sum())
+    if not took["prefill"] + took["decode"]:
+        took["llm"] = float((busy * length).sum())
     all_s = sum(took.values())
     parts = {part: served_s * each / all_s for part, each in took.items() if each > 0.0}
-    if not all_s:
-        parts = {"llm": served_s}
     parts["stalled"] = float(length[(busy == 0) & (queued > 0)].sum())
     parts["no_request"] = float(length[(busy == 0) & (queued == 0)].sum())
     parts = {part: seconds for part, seconds in parts.items() if seconds > 0.0}
     parts["unaccounted"] = total_s - sum(parts.values())
-    step = Step(
-        label=None,
-        start_s=float(times[0]),
-        end_s=float(times[-1]),
-        parts=parts,
-        trajectories=0,
-        longest=0,
-        tail=None,
-        running_over=0,
-    )
+    step = Step(start_s=float(times[0]), end_s=float(times[-1]), parts=parts)
     return [step], [], sampled_engines(seen, step)
 
 
 def sampled_engines(seen: ObservedSteps, *steps: Step) -> list[EngineTime]:
     """Times of the engines whose metrics were sampled, over all steps."""
-    times, per_engine = requests_over_time(seen)
-    times = np.clip(times, steps[0].start_s, steps[-1].end_s)
-    length = np.diff(times)
-    edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
-    queued = sum(waiting[:-1] for _, waiting in per_engine.values())
-
-    def binned(now: Floats) -> tuple[float, ...]:
-        return tuple(mean_within(edges, times[:-1], times[1:], now).round(2).tolist())
-
+    begun_s, end_s = steps[0].start_s, steps[-1].end_s
+    edges = np.linspace(begun_s, end_s, BINS + 1)
+    times, _, queued = requests_over_time(seen)
+    queued_s = np.diff(np.clip(times, begun_s, end_s)) * (queued[:-1] > 0)
+    queued_s = np.append(0.0, np.cumsum(queued_s))
     found = []
-    for name, (running, waiting) in per_engine.items():
-        now = running[:-1]
-        busy_s = float(length[now > 0].sum())
-        found.append(
-            EngineTime(
-                engine=name,
-                busy_s=busy_s,
-                idle_waiting_s=float(length[(now == 0) & (queued > 0)].sum()),
-                mean_batch=float((now * length).sum()) / max(busy_s, 1e-9),
-                batch=binned(now),
-                waiting=binned(waiting[:-1]),
-            )
-        )
+    for name, at_s, running, waiting in samples(seen):
+        now, within = running[:-1], np.clip(at_s, begun_s, end_s)
+        busy_s = float(np.diff(within)[now > 0].sum())
+        idle_s = float(np.diff(np.interp(at_s, times, queued_s))[now == 0].sum())
+        means = (mean_within(edges, within[:-1], within[1:], n[:-1]) for n in (running, waiting))
+        found.append(EngineTime.of(name, busy_s, idle_s, edges, *means))
     return found
 
 

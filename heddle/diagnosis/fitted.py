@@ -149,6 +149,25 @@ def fit(ran: Ran, simulated: Rollouts, on_round: Callable[[int], object]) -> Fit
     )
 
 
+def at_measured_speed(ran: Ran, simulated: Rollouts) -> tuple[Constants, Rollouts]:
+    """The factor with which requests decode as long, all together, as was measured.
+
+    That sum is all it takes from the measured run, and its engines' own clocks say it.
+    """
+    took_s, constants = _decoded_s(ran.seen), Constants()
+    for _ in range(ROUNDS):
+        kernel = round(constants.kernel * took_s / (_decoded_s(simulated) or np.inf), 3)
+        if kernel in (0.0, constants.kernel):
+            break
+        constants = Constants(kernel=kernel)
+        simulated = ran.simulate(constants.adjusted)
+    return constants, simulated
+
+
+def _decoded_s(seen: Rollouts) -> float:
+    return sum(float(each.seconds("decode_s").sum()) for each in seen)
+
+
 def halves(seen: Rollouts) -> list[Set[str]]:
     """Names of trajectories, by turns of their groups."""
     groups: defaultdict[str, dict[str, None]] = defaultdict(dict)

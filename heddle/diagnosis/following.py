@@ -54,6 +54,8 @@ class Followed:
     count: int = 0
     until_s: float = field(default=-np.inf)
     """End of the last of them."""
+    left: CompleteStep | None = None
+    """The last step, if it is not known to be complete."""
 
     def more(self, seen: ObservedSteps, steps: tuple[Step, ...]) -> list[CompleteStep]:
         """Steps that are complete since the last call; logs that were replaced begin again."""
@@ -64,6 +66,8 @@ class Followed:
             if step.end_s > self.until_s + SLACK_S:
                 self.count, self.until_s = self.count + 1, step.end_s
                 found.append(_of(seen, step, self.count))
+        goes_on = steps[-1].end_s > self.until_s + SLACK_S and steps[-1].label is not None
+        self.left = _of(seen, steps[-1], self.count + 1) if goes_on else None
         return found
 
 

@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from heddle.diagnosis.intervals import PARTS, Intervals, intervals, spans
+from heddle.diagnosis.intervals import PARTS, Requests, requests, spans
 from heddle.diagnosis.remedies import Remedy
 from heddle.diagnosis.verdict import WORDS, Diagnosis
 from heddle.reports.curves import mean_within
 from heddle.reports.page.columns import tick
 from heddle.reports.page.html import SHARED, filled, packed
-from heddle.runs.journal_columns import Bools, Floats, Ints
+from heddle.runs.journal_columns import Floats, Ints
 from heddle_trace.observed.columns import ObservedSteps
 
 SCHEMA: Final = "heddle.diagnosis.page/1"
@@ -29,7 +29,7 @@ PHASES: Final = 2_000
 def page(found: Diagnosis, seen: ObservedSteps, remedies: Sequence[Remedy], why_none: str) -> bytes:
     """Make the page; `found` is of `seen`."""
     begin_s, end_s = found.steps[0].start_s, found.steps[-1].end_s
-    cut = intervals(seen)
+    cut = requests(seen)
     codes, first_s, last_s = spans(
         [seen.column(name).values for name in ("start_s", "end_s")],
         seen.column("trajectory_id").ints,
@@ -67,34 +67,35 @@ def page(found: Diagnosis, seen: ObservedSteps, remedies: Sequence[Remedy], why_
     return filled("diagnosis", title, (*SHARED, "diagnosis"), packed(head, [columns]))
 
 
-def _drawn(cut: Intervals, codes: Ints, lasts_s: Floats) -> Ints:
+def _drawn(cut: Requests, codes: Ints, lasts_s: Floats) -> Ints:
     """Places of the trajectories that are drawn: the longest, and some at random."""
     order = np.argsort(-lasts_s, kind="stable")
     others = np.random.default_rng(0).permutation(order[LONGEST:])[:DRAWN]
     chosen = np.concatenate([order[:LONGEST], others])
-    count = np.bincount(cut.trajectory, minlength=int(codes.max(initial=-1)) + 1)
+    size = int(codes.max(initial=-1)) + 1
+    count = np.sum([np.bincount(each.trajectory, None, size) for each in cut.blocks()], axis=0)
     fit = np.cumsum(count[codes[chosen]]) <= MOST
     return chosen[: max(1, int(fit.sum()))]
 
 
-def _did(cut: Intervals, begin_s: float, end_s: float) -> dict[str, list[float]]:
+def _did(cut: Requests, begin_s: float, end_s: float) -> dict[str, list[float]]:
     """How many trajectories were in each part, on average in `TIMES` equal times."""
     edges = np.linspace(begin_s, max(end_s, begin_s + 1e-9), TIMES + 1)
-    found = {}
-    for code, name in enumerate(PARTS):
-        own = cut.of(cut.part == code)
-        if len(own.part):
-            found[name] = mean_within(edges, own.start_s, own.end_s).round(2).tolist()
-    return found
+    total = np.zeros((len(PARTS), TIMES))
+    for each in cut.blocks():
+        for code in np.unique(each.part):
+            own = each.of(each.part == code)
+            total[code] += mean_within(edges, own.start_s, own.end_s)
+    rows = zip(PARTS, total.round(2), strict=True)
+    return {name: mean.tolist() for name, mean in rows if mean.any()}
 
 
 def _columns(
-    cut: Intervals, codes: Ints, zero_s: Floats, tick_s: float
+    cut: Requests, codes: Ints, zero_s: Floats, tick_s: float
 ) -> Mapping[str, Mapping[str, Any]]:
     place = np.full(len(zero_s), -1)
     place[codes] = np.arange(len(codes))
-    kept: Bools = place[cut.trajectory] >= 0
-    own = cut.of(kept)
+    own = cut.of(place[cut.values("trajectory_id")] >= 0).intervals()
     own = own.of(np.lexsort((own.start_s, place[own.trajectory])))
     times = [
         np.maximum(np.rint((each - zero_s[own.trajectory]) / tick_s), 0).astype(np.uint32)

@@ -6,7 +6,7 @@ wait for the longest. The share of a trajectory that waits while no engine has a
 of its own. What nothing accounts for is shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -14,18 +14,18 @@ from typing import Final
 import numpy as np
 
 from heddle.diagnosis.intervals import (
+    COMPUTING,
     LLM,
     PARTS,
     QUEUE,
     Intervals,
-    intervals,
+    Requests,
+    merged,
+    requests,
     requests_over_time,
     spans,
 )
-from heddle.reports.curves import mean_within
 from heddle.runs.journal_columns import Bools, Floats, Ints
-from heddle.runs.tables import union_s
-from heddle_trace.columns import Codes
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -38,8 +38,6 @@ PHASES: Final = ("training", "update", "reward", "other")
 BINS: Final = 100
 AVERAGES: Final = ("env_start", "llm", "tool", "rollout", "tail")
 """Of rollouts whose trajectories were not recorded one by one."""
-_BLOCK: Final = 1 << 18
-"""Intervals that are computed at once: memory for them does not grow with the log."""
 _SEVERAL: Final = (
     "two runs are in these logs, or clocks of hosts differ: diagnose one run at a time"
 )
@@ -49,17 +47,17 @@ _SEVERAL: Final = (
 class Step:
     """One measured step, in seconds of its source's clock."""
 
-    label: int | None
+    label: int | None = None
     start_s: float
     end_s: float
     parts: dict[str, float]
     """Seconds by part; they sum to the step. Those of nothing are not there."""
-    trajectories: int
-    longest: int
+    trajectories: int = 0
+    longest: int = 0
     """Trajectories that are left in the part `tail`."""
-    tail: tuple[float, float] | None
+    tail: tuple[float, float] | None = None
     """When the first and the last second of it passed."""
-    running_over: int
+    running_over: int = 0
     """Trajectories that go on in the next step."""
 
 
@@ -88,6 +86,20 @@ class EngineTime:
     """Requests in each of `BINS` equal times."""
     waiting: tuple[float, ...]
     """Requests that wait for it, or for any and then come to it, in each."""
+
+    @staticmethod
+    def of(name: str, busy_s: float, idle_s: float, edges: Floats, *means: Floats) -> "EngineTime":
+        """`means` are of requests that run and that wait, between each two edges."""
+        batch, waiting = (tuple(each.round(2).tolist()) for each in means)
+        mean_batch = float(means[0] @ np.diff(edges)) / busy_s if busy_s else 0.0
+        return EngineTime(
+            engine=name,
+            busy_s=busy_s,
+            idle_waiting_s=idle_s,
+            mean_batch=mean_batch,
+            batch=batch,
+            waiting=waiting,
+        )
 
 
 class StepsError(ValueError):
@@ -139,7 +151,12 @@ def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window
 def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Parts of each step, the trajectories that ended last, and the engines."""
     start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
-    cut = intervals(seen)
+    if seen.engines and seen.count:
+        at_s = seen.engines["time_s"].values
+        apart_s = max(at_s.min() - end_s.max(), start_s.min() - at_s.max())
+        if apart_s > SLACK_S:
+            raise StepsError(f"metrics and requests are {apart_s:,.0f} s apart: {_SEVERAL}")
+    cut = requests(seen)
     codes, first_s, last_s = spans((start_s, end_s), seen.column("trajectory_id").ints)
     names = seen.column("trajectory_id").words
     if seen.header.clock == "trajectory":
@@ -147,14 +164,15 @@ def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[
     steps, paths = [], []
     for window in windows(seen, start_s, end_s):
         here = (last_s > window.start_s) & (first_s < window.end_s)
-        steps.append(_step(window, cut, first_s[here], last_s[here], seen))
+        own = cut.within(window.start_s, window.end_s)
+        steps.append(_step(window, own, first_s[here], last_s[here], seen))
         ended = codes[here][np.argsort(-last_s[here], kind="stable")[:5]]
-        paths += [_path(window, code, cut, names[code]) for code in ended.tolist()]
+        paths += [_path(window, code, own, names[code]) for code in ended.tolist()]
     return steps, sorted(paths, key=lambda path: -path.lasts_s)[:5], _engines(seen, cut, steps)
 
 
 def _alone(
-    cut: Intervals, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
+    cut: Requests, codes: Ints, first_s: Floats, last_s: Floats, names: Sequence[str]
 ) -> tuple[list[Step], list[CriticalPath], list[EngineTime]]:
     """Trajectories that were measured by themselves: their times are added up."""
     total_s = float((last_s - first_s).sum())
@@ -163,23 +181,18 @@ def _alone(
         _path(_Window(None, first_s[at], last_s[at]), int(codes[at]), cut, names[codes[at]])
         for at in order.tolist()
     ]
-    parts = _accounted(_sums(cut.part, cut.end_s - cut.start_s), total_s)
-    step = Step(
-        label=None,
-        start_s=0.0,
-        end_s=total_s,
-        parts=parts,
-        trajectories=len(codes),
-        longest=0,
-        tail=None,
-        running_over=0,
-    )
-    return [step], paths, []
+    parts = _accounted(_sums(cut.blocks()), total_s)
+    return [Step(start_s=0.0, end_s=total_s, parts=parts, trajectories=len(codes))], paths, []
 
 
-def _sums(part: Codes, seconds: Floats) -> dict[str, float]:
-    found = np.bincount(part, weights=seconds, minlength=len(PARTS)).tolist()
-    return {name: value for name, value in zip(PARTS, found, strict=True) if value > 0.0}
+def _sums(found: Iterable[Intervals]) -> dict[str, float]:
+    rows = [np.bincount(own.part, own.end_s - own.start_s, len(PARTS)) for own in found]
+    return _named(np.sum(rows, axis=0))
+
+
+def _named(seconds: Floats) -> dict[str, float]:
+    found = zip(PARTS, seconds.tolist(), strict=True)
+    return {name: value for name, value in found if value > 0.0}
 
 
 def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
@@ -187,15 +200,15 @@ def _accounted(parts: dict[str, float], total_s: float) -> dict[str, float]:
     return {**parts, "unaccounted": 0.0 if abs(rest_s) < 1e-9 * total_s else rest_s}
 
 
-def _path(window: _Window, code: int, cut: Intervals, name: str) -> CriticalPath:
-    reached = (cut.end_s > window.start_s) & (cut.start_s < window.end_s)
-    own = cut.of((cut.trajectory == code) & reached)
+def _path(window: _Window, code: int, cut: Requests, name: str) -> CriticalPath:
+    own = cut.of(cut.values("trajectory_id") == code).intervals()
+    own = own.of((own.end_s > window.start_s) & (own.start_s < window.end_s))
     own = own.of(np.argsort(own.start_s, kind="stable"))
-    begun_s = np.maximum(own.start_s, window.start_s)
+    own = own._replace(start_s=np.maximum(own.start_s, window.start_s))
     lasts_s = float(own.end_s.max(initial=window.start_s)) - window.start_s
     late_s = max(0.0, float(own.start_s.min(initial=np.inf)) - window.start_s) if lasts_s else 0.0
-    parts = {**({"arrival": late_s} if late_s else {}), **_sums(own.part, own.end_s - begun_s)}
-    times = ((each - window.start_s).round(6).tolist() for each in (begun_s, own.end_s))
+    parts = {**({"arrival": late_s} if late_s else {}), **_sums([own])}
+    times = ((each - window.start_s).round(6).tolist() for each in (own.start_s, own.end_s))
     return CriticalPath(
         trajectory=name,
         lasts_s=lasts_s,
@@ -222,31 +235,29 @@ class _Grid:
             change += sign * np.bincount(place, minlength=len(change))
         return np.cumsum(change)[:-1]
 
-    def within(self, weight: Floats, own: Intervals) -> Floats:
-        """Seconds of each interval, weighted by the time in which they pass."""
-        passed = np.append(0.0, np.cumsum(self.length * weight))
-        found = np.zeros(len(own.start_s))
-        for at in range(0, len(found), _BLOCK):
-            block = slice(at, at + _BLOCK)
-            for times, sign in ((own.end_s, 1.0), (own.start_s, -1.0)):
-                within = np.clip(times[block], *self._ends)
-                found[block] += sign * np.interp(within, self.edges, passed)
-        return found
+    def sums(self, cut: Requests, *weights: Floats) -> Floats:
+        """Seconds of requests by weight and part, weighted by the time in which they pass."""
+        passed = [np.append(0.0, np.cumsum(self.length * weight)) for weight in weights]
+        total = np.zeros((len(weights), len(PARTS)))
+        for own in cut.blocks():
+            start, end = (np.clip(times, *self._ends) for times in (own.start_s, own.end_s))
+            for row, each in zip(total, passed, strict=True):
+                seconds = np.interp(end, self.edges, each) - np.interp(start, self.edges, each)
+                row += np.bincount(own.part, seconds, len(PARTS))
+        return total
 
     def sum(self, where: Bools) -> float:
         return float(self.length[where].sum())
 
 
 def _step(
-    window: _Window, cut: Intervals, first_s: Floats, last_s: Floats, seen: ObservedSteps
+    window: _Window, cut: Requests, first_s: Floats, last_s: Floats, seen: ObservedSteps
 ) -> Step:
-    cut = cut.of((cut.end_s > window.start_s) & (cut.start_s < window.end_s))
-    busy = cut.of(cut.computing)
-    marks = [first_s, last_s, busy.start_s, busy.end_s]
+    busy = cut.covered(COMPUTING)
+    marks = [first_s, last_s, *busy]
     marks.append(np.array([at for p in seen.phases for at in (p.start_s, p.end_s)]))
     marks += [seen.engines["time_s"].values] if seen.engines else []
     grid = _Grid(window, marks)
-    del busy, marks
     parts, free = _trainer(grid, seen)
     active = grid.under_way(first_s, last_s)
     free_active = free & (active > 0)
@@ -255,14 +266,13 @@ def _step(
     since_s = np.sort(last_s)[len(last_s) - longest - 1] if longest else np.inf
     tail = free_active & (grid.edges[:-1] >= since_s)
     at = np.flatnonzero(tail)
-    serving, waits = _serving(grid, cut, seen)
-    waiting, rest = cut.of(waits), cut.of(~waits)
-    parts["stalled"] = float(grid.within(share * ~serving, waiting).sum())
-    waited_s = grid.sum(tail) - float(grid.within(share * (tail & ~serving), waiting).sum())
-    parts["tail"] = parts.get("tail", 0.0) + waited_s
+    serving, waits = _serving(grid, busy, seen)
+    weights = (share * ~tail, share * (~tail & serving), share * ~serving)
+    any_s, served_s, idle_s, tail_s = grid.sums(cut, *weights, share * (tail & ~serving))
+    parts["stalled"] = float(idle_s[waits].sum())
+    parts["tail"] = parts.get("tail", 0.0) + grid.sum(tail) - float(tail_s[waits].sum())
     parts["idle"] = grid.sum(free & (active == 0)) if seen.count else 0.0
-    parts |= _sums(rest.part, grid.within(share * ~tail, rest))
-    parts |= _sums(waiting.part, grid.within(share * (~tail & serving), waiting))
+    parts |= _named(np.where(waits, served_s, any_s))
     found = {name: value for name, value in parts.items() if value > 0.0}
     return Step(
         label=window.label,
@@ -289,59 +299,30 @@ def _trainer(grid: _Grid, seen: ObservedSteps) -> tuple[dict[str, float], Bools]
     return parts, free
 
 
-def _serving(grid: _Grid, cut: Intervals, seen: ObservedSteps) -> tuple[Bools, Bools]:
-    """Times in which some engine has a request, and the intervals that wait for one.
+def _serving(grid: _Grid, busy: tuple[Floats, Floats], seen: ObservedSteps) -> tuple[Bools, Bools]:
+    """Times in which some engine has a request, and the parts in which one waits for it.
 
     Where engines were sampled they say it; a request that none of them has waits, too.
     """
-    computing = cut.of(cut.computing)
-    serving = grid.under_way(computing.start_s, computing.end_s) > 0
+    serving = grid.under_way(*busy) > 0
     if not seen.engines:
-        return serving, cut.part == QUEUE
-    times, engines = requests_over_time(seen)
-    running = np.sum([each for each, _ in engines.values()], axis=0)
+        return serving, QUEUE
+    times, running, _ = requests_over_time(seen)
     at = np.searchsorted(times, grid.edges[:-1], side="right") - 1
     known = (at >= 0) & (at < len(times) - 1)
-    return np.where(known, running[at] > 0, serving), np.isin(cut.part, (QUEUE, LLM))
+    return np.where(known, running[at] > 0, serving), QUEUE | LLM
 
 
-def _engines(seen: ObservedSteps, cut: Intervals, steps: Sequence[Step]) -> list[EngineTime]:
+def _engines(seen: ObservedSteps, cut: Requests, steps: Sequence[Step]) -> list[EngineTime]:
     """Times of the engines that requests name, over all steps."""
-    begin_s, end_s = steps[0].start_s, steps[-1].end_s
-    edges = np.linspace(begin_s, end_s, BINS + 1)
-    waits = cut.of(cut.part == QUEUE)
-    waited = _merged(waits.start_s, waits.end_s)
+    edges = np.linspace(steps[0].start_s, steps[-1].end_s, BINS + 1)
+    waited = cut.covered(QUEUE)
     found = []
     for code, name in enumerate(seen.column("engine").words):
-        own = cut.of((cut.engine == code) & cut.computing)
-        alone_s = _covered(own.start_s, own.end_s)
-        both = (own.start_s, own.end_s), waited
-        either_s = _covered(*(np.concatenate(times) for times in zip(*both, strict=True)))
-        sent = waits.of(waits.engine == code)
-        running, queued = (mean_within(edges, each.start_s, each.end_s) for each in (own, sent))
-        found.append(
-            EngineTime(
-                engine=name,
-                busy_s=alone_s,
-                idle_waiting_s=either_s - alone_s,
-                mean_batch=float(running @ np.diff(edges)) / alone_s if alone_s else 0.0,
-                batch=tuple(running.round(2).tolist()),
-                waiting=tuple(queued.round(2).tolist()),
-            )
-        )
+        own = cut.of(cut.values("engine") == code)
+        busy = own.covered(COMPUTING)
+        either = merged(*(np.concatenate(times) for times in zip(busy, waited, strict=True)))
+        alone_s, either_s = (float((end - start).sum()) for start, end in (busy, either))
+        means = (own.mean_within(edges, parts) for parts in (COMPUTING, QUEUE))
+        found.append(EngineTime.of(name, alone_s, either_s - alone_s, edges, *means))
     return found
-
-
-def _merged(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """The same times in intervals that do not overlap."""
-    order = np.argsort(start_s)
-    start_s, reach = start_s[order], np.maximum.accumulate(end_s[order])
-    after = start_s[1:] > reach[:-1]
-    return start_s[np.append(True, after)[: len(order)]], reach[
-        np.append(after, True)[: len(order)]
-    ]
-
-
-def _covered(start_s: Floats, end_s: Floats) -> float:
-    order = np.argsort(start_s)
-    return union_s(start_s[order], end_s[order])

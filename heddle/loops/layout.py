@@ -1,8 +1,14 @@
 """The trainer's layout: as given, or the least that fits into memory."""
 
+import math
+
 from heddle.loops.config import LoopConfig
+from heddle_sim.trained_models import trained_model
 from heddle_sim.training import TrainingError, TrainLayout
 from heddle_sim.training_memory import TrainingMemoryError, check_memory
+
+NODE_EXPERTS = 8
+"""Expert parallelism within a node of 8 GPUs, as most published layouts have it."""
 
 
 def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> TrainLayout:
@@ -26,9 +32,9 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
         )
     if found is None:
         raise TrainingError(
-            f"no trainer of TP {config.train_tp or 'any'} and PP {config.train_pp or 'any'} "
-            f"divides {gpus} GPUs"
-            ": take another loop.train_tp, loop.train_pp or loop.train_gpus"
+            f"no trainer of TP {config.train_tp or 'any'}, PP {config.train_pp or 'any'} and EP "
+            f"{config.train_ep or 'any'} divides {gpus} GPUs: take another loop.train_tp, "
+            "loop.train_pp, loop.train_ep or loop.train_gpus"
         )
     for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
         if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
@@ -53,6 +59,13 @@ def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
     return isinstance(_first_fitting(config, gpus, longest, 0), TrainLayout)
 
 
+def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:
+    """As given, else a node's GPUs where they divide those of a stage; 1 without experts."""
+    if not trained_model(config.run.cluster.model).moe:
+        return 1
+    return config.train_ep or math.gcd(stage_gpus, NODE_EXPERTS)
+
+
 def _first_fitting(
     config: LoopConfig, gpus: int, longest: int, joined: int
 ) -> TrainLayout | TrainingMemoryError | None:
@@ -63,7 +76,10 @@ def _first_fitting(
         for tp in [config.train_tp] if config.train_tp else [1, 2, 4, 8]:
             if gpus % (tp * pp) or joined % (tp * pp):
                 continue
-            layout = TrainLayout(tp=tp, pp=pp)
+            ep = _expert_parallel(config, gpus // pp)
+            if (gpus // pp) % ep:
+                continue
+            layout = TrainLayout(tp=tp, pp=pp, ep=ep, padded=config.train_padded)
             try:
                 check_memory(
                     cluster.model,

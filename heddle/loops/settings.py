@@ -42,12 +42,20 @@ class LoopSettings:
     None: both are a part of these."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
+    colocated_speed: Annotated[float | None, Bounds(above=0, most=1)] = None
+    """Of a colocated trainer over one apart. None: verl's, 0.90 with FSDP, 0.76 with Megatron."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
     """Trainer."""
     train_tp: int | None = None
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
+    train_ep: Annotated[int | None, Bounds(1)] = None
+    """Expert parallelism of it; None: a node's GPUs."""
+    train_precision: Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
+    """Of products with weights; all but FP8 need Blackwell."""
+    train_padded: bool = False
+    """Samples are padded to the longest, not packed."""
     optimizer_steps: Annotated[int, Bounds(1, MOST_PASSES)] = 1
     """Of a batch."""
     logprob_passes: Annotated[int, Bounds(0, MOST_PASSES)] = 1

@@ -25,7 +25,7 @@ from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_sim.training import FORWARD_GATHERS, TrainingProfile, TrainingTime, TrainLayout
+from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
@@ -327,6 +327,10 @@ def _world(
     update: WeightUpdateTime,
 ) -> LoopWorld:
     cluster = config.run.cluster
+    if config.colocated_speed is not None:
+        training = replace(
+            training, colocated_efficiency={config.train_backend: config.colocated_speed}
+        )
 
     speculation = cluster.drafts()
     trains_head = speculation is not None and speculation.method == "mtp"
@@ -342,6 +346,7 @@ def _world(
             optimizer_steps=config.optimizer_steps,
             logprob_passes=config.logprob_passes,
             colocated=config.colocated,
+            precision=config.train_precision,
         )
         if trains_head:
             time = replace(time, train_s=time.train_s * (1.0 + config.drafter_training))
@@ -349,7 +354,7 @@ def _world(
 
     def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
         time = step_time(tokens, pool_trains)
-        return time.train_s + time.logprob_s + 2.0 * FORWARD_GATHERS * time.fixed_s
+        return time.train_s + time.logprob_s + time.gathers_s
 
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:

@@ -84,13 +84,14 @@ def places(groups: int, half: Half, seed: int) -> list[int]:
     return [int(place) for place in half_of]
 
 
-def drawn(workload: Workload, draw: Draw, seed: int) -> Workload:
-    """Return a rollout of as many groups as the workload has, from one half of them."""
+def drawn(workload: Workload, draw: Draw, seed: int, *, share: int = 1) -> Workload:
+    """Return a rollout of as many groups as the workload has, or one of `share` as many, from one
+    half of them."""
     scripts = workload.scripts
     members = list(scripts.trajectory("group").occurring().items())
     half = places(len(members), draw.half, seed)
     rng = np.random.default_rng([seed, _TAG, draw.half == "judge", draw.number])
-    chosen = [members[place] for place in rng.choice(half, len(members)).tolist()]
+    chosen = [members[place] for place in rng.choice(half, len(members) // share).tolist()]
     rows = np.concatenate([own for _, own in chosen])
     sizes = [len(own) for _, own in chosen]
     group = TraceColumn(

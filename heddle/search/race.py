@@ -114,8 +114,12 @@ class Race:
         except KeyboardInterrupt:
             if not keeps_best or not self.ranked():
                 raise
-            self._ends_s = time.monotonic()
+            self.stop()
         return not self.over
+
+    def stop(self) -> None:
+        """Spend the time: nothing begins from now on but what must."""
+        self._ends_s = time.monotonic()
 
     def run(
         self,
@@ -216,12 +220,18 @@ class Race:
             chosen.append(min([first, *same], key=self.simplicity) if same else first)
         return chosen
 
-    def near(self, within: float, most: int) -> list[Variant]:
-        """The best of `distinct` so far and those within so many times of it."""
+    def near(self, within: float, most: int, *, slots: int | None = None) -> list[Variant]:
+        """The best of `distinct` so far and those within so many times of it; of those that differ
+        in slots only, so many."""
         made = self.made["search"]
-        best, *rest = self.distinct()
+        best, *_ = ranked = self.distinct()
         limit_s = within * fmean(made[best].values())
-        return [best, *(each for each in rest if fmean(made[each].values()) <= limit_s)][:most]
+        found: defaultdict[Variant, list[Variant]] = defaultdict(list)
+        for each in ranked:
+            if fmean(made[each].values()) <= limit_s:
+                found[with_slots(each, 1)].append(each)
+        kept = {each for alike in found.values() for each in alike[:slots]}
+        return [each for each in ranked if each in kept][:most]
 
     def alike(self, candidate: Variant) -> list[Variant]:
         """Candidates of other kinds that are not judged and decide as this one on the first draw.
@@ -264,7 +274,10 @@ class Race:
 
     def ties(self) -> tuple[list[Variant], list[Variant]]:
         """Of `decided`, the best and those that are at most `SAME` slower in the mean; and others
-        that are at most `TIE` slower, by a difference that is not significant."""
+        that are at most `TIE` slower, by a difference that is not significant.
+
+        Not among the first: those that unseen prompts show to be slower than another of them.
+        """
         (best, mine), *rest = self.decided().items()
         same, doubtful = [best], []
         for each, times in rest:
@@ -273,12 +286,20 @@ class Race:
                 same.append(each)
             elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
                 doubtful.append(each)
-        return same, doubtful
+        judged = {each: list(self.made["judge"][each].values()) for each in same}
+        first = min(judged.values(), key=fmean)
+        return [each for each in same if not _slower(judged[each], first)], doubtful
 
     def tied_with(self, chosen: Variant, ties: Iterable[Variant]) -> list[Variant]:
         """The ties without the chosen one, and all that decide as one of them."""
         found = dict.fromkeys(other for each in ties for other in (each, *self.alike(each)))
         return [each for each in found if each != chosen]
+
+
+def _slower(times: Sequence[float], least: Sequence[float]) -> bool:
+    """Whether times are over `SAME` longer than others of the same draws, and significantly so."""
+    more = estimate([a / b - 1.0 for a, b in zip(times, least, strict=True)])
+    return more.mean > SAME and more.ci95 is not None and more.mean > more.ci95
 
 
 def kind_of(candidate: Variant) -> tuple[str, str]:
@@ -300,21 +321,24 @@ def race_of(
     config: RunConfig,
     workspace: Workspace,
     *,
+    share: int = 1,
     jobs: int | None = None,
     budget_s: float | None = None,
     on_round: OnRound | None = None,
 ) -> Race:
     """A race of rollouts; `config` has the cluster whose workload is drawn from.
 
+    A drawn rollout has one of `share` of its groups, and candidates as few GPUs.
+
     Raises:
         ConfigError: `jobs` is below 1.
     """
     workload = workspace.workload(config)
     return Race(
-        (workspace, config),
+        (workspace, config, share),
         _makespan_s,
         draws=max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories)),
-        steps=sum(len(script.steps) for script in workload.scripts),
+        steps=sum(len(script.steps) for script in workload.scripts) // share,
         jobs=jobs,
         budget_s=budget_s,
         on_round=on_round,
@@ -322,18 +346,19 @@ def race_of(
 
 
 def _makespan_s(
-    shared: tuple[Workspace, RunConfig], job: Job, report: Report | None
+    shared: tuple[Workspace, RunConfig, int], job: Job, report: Report | None
 ) -> tuple[float, float, int]:
     """One simulation of a race, as a job of an executor; see `Race`."""
     began_s = time.perf_counter()
-    workspace, config = shared
+    workspace, config, share = shared
     candidate, draw = job.candidate, job.draw
     if draw.half == "whole":
         config = replace(config, seed=config.seed + draw.number)
         workload = workspace.workload(config)
     else:
-        workload = drawn(workspace.workload(config), draw, config.seed)
-    mine = with_policy(config, candidate.policy, candidate.cluster)
+        workload = drawn(workspace.workload(config), draw, config.seed, share=share)
+    cluster = replace(candidate.cluster, gpus=candidate.cluster.gpus // share)
+    mine = with_policy(config, candidate.policy, cluster)
     seconds, running = simulated(prepare(mine, workspace=workspace, workload=workload), job.stop_s)
     if report is not None:
         report(1)

@@ -8,22 +8,18 @@ from functools import cache, partial
 from statistics import fmean
 from typing import Any, Final
 
-from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
+from heddle.comparison.tuning import Variant, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
 from heddle.search.draws import check_groups, check_history, places
 from heddle.search.interval import PredictionInterval, prediction_interval
-from heddle.search.policies import FIRST, is_ours, shipped
+from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
-    FINALISTS,
-    JUDGED,
     LAST,
     NEAR,
     NEVER,
-    SETTINGS_KEPT,
-    WIDE,
     OnRound,
     Race,
     drafted,
@@ -31,6 +27,7 @@ from heddle.search.race import (
     race_of,
     with_drafts,
 )
+from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
 from heddle.setup import RunSetup, Workspace, prepare
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
@@ -44,8 +41,6 @@ from heddle_core.policy import NoConsolidation, Policy
 from heddle_core.trajectory import Trajectory
 from heddle_trace.schema import TrajectoryScript
 
-HOPELESS: Final = 1.6
-"""Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
 OWN_ENGINES: Final = "heddle+fixed+keep_engines"
 """`heddle` on engines of one TP degree."""
 
@@ -86,7 +81,7 @@ class Tried:
 
     candidate: Variant
     draws: int
-    """That it ran on."""
+    """That it ran on; 0: on a part of the cluster only."""
     mean_s: float | None
     """Mean makespan of them; None where one was stopped."""
 
@@ -164,16 +159,28 @@ def search(
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
-    race = race_of(config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    race_with = partial(race_of, config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    race = race_with()
     race.simplicity = cache(lambda each: _simplicity(each, config, shared))
-    rounds = partial(_rounds, race, config, candidates, slots, tried, shared)
+    share = share_of(config, candidates, shared)
+    small = race if share == 1 else race_with(share=share)
+    small.simplicity = race.simplicity
+    find_settings = partial(
+        first_rounds,
+        config=config,
+        candidates=candidates,
+        slots=slots,
+        speculations=tried,
+        workspace=shared,
+    )
+    rounds = partial(all_rounds, race, small, find_settings, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [
         drafted(c, tried[:1])
         for c in candidates
         if c.policy == comes and c.cluster == settings.base
     ]
-    compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *own])
+    compared = dict.fromkeys([*race.near(NEAR, LAST, slots=1), *of_policies(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
@@ -184,13 +191,13 @@ def search(
     return SearchResult(
         setup=setups[chosen],
         judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
-        tried=tried_of(race),
+        tried=(*tried_of(race), *untried_of(race, small)),
         ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
         gpus=setups[chosen].profiles.pools,
-        simulations=race.simulations,
+        simulations=race.simulations + (0 if small is race else small.simulations),
         seconds=time.monotonic() - began_s,
         complete=complete,
         draws=race.draws,
@@ -220,6 +227,16 @@ def tried_of(race: Race) -> tuple[Tried, ...]:
     )
 
 
+def untried_of(race: Race, small: Race) -> list[Tried]:
+    """Candidates that ran on a part of the cluster only, in their order there."""
+    made = race.made["search"]
+    return [
+        replace(each, draws=0, mean_s=None)
+        for each in tried_of(small)
+        if each.candidate not in made
+    ]
+
+
 def name_of(candidate: Variant) -> str:
     """A candidate in words."""
     cluster = candidate.cluster
@@ -229,57 +246,6 @@ def name_of(candidate: Variant) -> str:
         return name
     packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
     return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}{packed}"
-
-
-def _others(race: Race) -> list[Variant]:
-    """The best settings of some policies, `FIRST` and the best of uniform engines among them."""
-    by_policy: dict[str, Variant] = {}
-    ranked, distinct = race.ranked(), race.distinct()
-    for each in distinct:
-        by_policy.setdefault(each.policy.partition("+")[0], each)
-    uniform = [each for each in distinct if not each.planned]
-    tuned = [each for each in ranked if each.policy == FIRST]
-    return [*list(by_policy.values())[:JUDGED], *uniform[:1], *tuned[:1]]
-
-
-def _rounds(
-    race: Race,
-    config: RunConfig,
-    candidates: Sequence[Variant],
-    slots: Sequence[int] | None,
-    speculations: Sequence[str],
-    workspace: Workspace,
-) -> None:
-    """The rounds of a race, each of fewer candidates on more draws.
-
-    All policies have the drafts that are best for `FIRST`, and later each of the best its own.
-    """
-    first = [each for each in candidates if each.policy == FIRST] or list(candidates)
-    each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
-    race.run((drafted(each, way) for each in first for way in each_way), [0], always=True)
-    best = race.ranked()[0].cluster.speculation
-    known = {
-        each.cluster.tps: times[0]
-        for each, times in race.made["search"].items()
-        if each.cluster.speculation == best
-    }
-    least_s = min(known.values())
-    with_best = [
-        each
-        for each in (drafted(each, (best,) if speculations else ()) for each in candidates)
-        if each.planned or known.get(each.cluster.tps, 0.0) <= HOPELESS * least_s
-    ]
-    # Ours first: where they are far ahead, simulations of all others end sooner.
-    race.run((each for each in with_best if is_ours(each.policy)), [0], within=WIDE)
-    race.run(with_best, [0], within=WIDE)
-    profiles = workspace.profiles(config.cluster)
-    numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
-    race.run_slots(race.near(WIDE, SETTINGS_KEPT), numbers)
-    if speculations:
-        kept = race.near(NEAR, SETTINGS_KEPT)
-        race.run((drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)
-    race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
-    race.run(race.near(NEAR, LAST), range(race.draws))
 
 
 def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:

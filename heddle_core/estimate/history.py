@@ -20,6 +20,10 @@ _ERRING = 1.1
 a log-normal error of 0.5 makes it 1.15 to 1.25 on the synthetic workloads."""
 
 
+_SAMPLES = 200
+"""Lengths of each prompt that stand for the distribution of its next sample."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
     """Typical sizes of a task: arithmetic means, in tokens."""
@@ -95,16 +99,28 @@ class History:
     def of_prompts(self, prompts: Collection[GroupId]) -> "History":
         """The same with the lengths of these prompts alone, where it has all of them.
 
-        Their means are their own; how samples differ from the mean of their prompt is that of all,
-        since a few samples do not show how long the longest are.
+        Scores of lengths differ by prompt and by sample, as `LengthPosterior` has them. The mean of
+        a prompt is nearer to that of all than its few samples are: prompts that stand together
+        because all were short have longer samples to come.
         """
         if not prompts or not all(each in self.group_totals for each in prompts):
             return self
         import numpy as np
 
-        means = {name: max(sum(own) / len(own), 1.0) for name, own in self.group_totals.items()}
-        ratios = [n / means[name] for name, own in self.group_totals.items() for n in own]
-        outputs = np.outer([means[each] for each in prompts], ratios).ravel()
+        from heddle_core.estimate.posterior import LengthScores, between_share, normal_scores
+
+        by_length = LengthScores(self.output_quantiles)
+        scores = {
+            name: by_length.scores(np.maximum(np.asarray(own, np.float64), 1.0))
+            for name, own in self.group_totals.items()
+        }
+        share = between_share(list(scores.values()))
+        counts = np.array([len(scores[each]) for each in prompts])
+        sums = np.array([scores[each].sum() for each in prompts])
+        known = share / (share * counts + 1.0 - share)
+        spread = np.sqrt((1.0 - share) * (1.0 + known))
+        unseen = normal_scores(_SAMPLES)
+        outputs = by_length.tokens((known * sums)[:, None] + spread[:, None] * unseen).ravel()
         outputs = np.minimum(outputs, self.longest_output_tokens or np.inf)
         at = (np.arange(len(self.output_quantiles)) + 0.5) / len(self.output_quantiles)
         quantiles = np.quantile(outputs, at)

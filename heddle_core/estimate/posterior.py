@@ -32,6 +32,11 @@ _BODY = 0.9
 its median and this quantile (below: its mirror image)."""
 
 
+def normal_scores(count: int) -> FloatArray:
+    """Standard normal quantiles at the probabilities ``(i + 0.5) / count``, ascending."""
+    return np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
+
+
 class LengthScores:
     """Maps output tokens of a whole trajectory to scores and back.
 
@@ -49,11 +54,11 @@ class LengthScores:
             self._logs = np.log(_TYPICAL_TOKENS) + np.array([-SCORE_BOUND, SCORE_BOUND])
             self._scores = np.array([-SCORE_BOUND, SCORE_BOUND])
             return
-        normal, count = NormalDist(), len(quantiles)
-        scores = np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])
+        count = len(quantiles)
+        scores = normal_scores(count)
         logs = np.log(np.maximum(np.asarray(quantiles, np.float64), 1.0))
         logs = np.maximum.accumulate(logs) + 1e-9 * np.arange(count)  # strictly rising
-        body = normal.inv_cdf(_BODY)
+        body = NormalDist().inv_cdf(_BODY)
         low, middle, high = np.interp([-body, 0.0, body], scores, logs)
         below = max((middle - low) / body, _LEAST_SLOPE) * (SCORE_BOUND + scores[0])
         above = max((high - middle) / body, _LEAST_SLOPE) * (SCORE_BOUND - scores[-1])

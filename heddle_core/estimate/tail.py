@@ -11,9 +11,10 @@ engine costs the prefill of the context, or its load where engines share a store
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, IntArray, Work, engine_work_s, solo_s
@@ -36,6 +37,18 @@ def last_end_s(ends: FloatArray) -> float:
     The more there are, the larger is the allowance. So compare ends of the same trajectories.
     """
     return float((ends**_NORM).sum() ** (1.0 / _NORM))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Of all trajectories where they are."""
+
+    powers: FloatArray
+    """Of their ends, to `_NORM`."""
+    total: float
+    kv: FloatArray
+    """Tokens by engine."""
+    full: NDArray[np.bool_]
 
 
 class TailModel:
@@ -72,12 +85,26 @@ class TailModel:
         self._max_running = max_running
         self._all = np.arange(len(work))
         self.ends = np.zeros(len(work))
-        for i in np.flatnonzero(homes >= 0).tolist():
-            self.ends[i] = self.ends_at(i)[homes[i]]
+        for engine in range(len(shapes)):
+            self._end_at_home(engine)
 
     def end_s(self) -> float:
         """Estimated end of the last, with allowance for errors; see `last_end_s`."""
         return last_end_s(self.ends)
+
+    def _end_at_home(self, engine: int) -> None:
+        """Set the ends of those whose home it is: `ends_at` of each, to the digit."""
+        own = np.flatnonzero(self.homes == engine)
+        if not len(own):
+            return
+        row = self._row[engine]
+        solo = self._solo[row, own]
+        shares = self._own[row, own] / np.maximum(solo[:, None], solo)
+        np.fill_diagonal(shares, 0.0)
+        load = np.cumsum(shares, axis=1)[:, -1]  # in the order of bincount: sum would be pairwise
+        away = self._origins[own] != engine
+        ends = solo + (solo - self.work.tool_s[own]) * load
+        self.ends[own] = ends + np.where(away, self._restore[row, own], 0.0)
 
     def ends_at(self, i: int) -> FloatArray:
         """Estimated end of `i` on each engine, others where they are."""
@@ -110,9 +137,11 @@ class TailModel:
     def relocate(self, *, least_gain_s: float) -> None:
         """Move homes as long as a move brings the end forward by `least_gain_s`, latest first."""
         for _ in range(_ROUNDS):
-            latest = np.argsort(-self.ends, kind="stable").tolist()
-            moved = [self._moved(i, least_gain_s) for i in latest]
-            if not any(moved):
+            held, moved = self._held(), False
+            for i in np.argsort(-self.ends, kind="stable").tolist():
+                if self._moved(i, held, least_gain_s):
+                    held, moved = self._held(), True
+            if not moved:
                 return
 
     def after(self, seconds: float) -> Work:
@@ -157,22 +186,29 @@ class TailModel:
         delays[i] = 0.0
         return delays
 
-    def _moved(self, i: int, least_gain_s: float) -> bool:
+    def _held(self) -> _Held:
+        engines = len(self._row)
+        powers = self.ends**_NORM
+        members = np.bincount(self.homes, minlength=engines)
+        return _Held(
+            powers=powers,
+            total=float(powers.sum()),
+            kv=np.asarray(np.bincount(self.homes, self._kv, engines), np.float64),
+            full=members >= self._max_running,
+        )
+
+    def _moved(self, i: int, held: _Held, least_gain_s: float) -> bool:
         """Move `i` to where the norm of all ends is least, if that gains enough."""
         home = int(self.homes[i])
-        powers = self.ends**_NORM
+        powers, total = held.powers, held.total
         delays = self._delays(i)
-        engines = len(self._row)
-        left = self.homes == home
+        left = np.flatnonzero(self.homes == home)
         relief = float((powers[left] - (self.ends[left] - delays[left]) ** _NORM).sum())
-        change = np.bincount(self.homes, (self.ends + delays) ** _NORM - powers, engines)
+        change = np.bincount(self.homes, (self.ends + delays) ** _NORM - powers, len(self._row))
         change += self.ends_at(i) ** _NORM - powers[i] - relief
-        held = np.bincount(self.homes, self._kv, engines) + self._kv[i]
-        members = np.bincount(self.homes, minlength=engines)
-        change[(held > self._kv_capacity) | (members >= self._max_running)] = np.inf
+        change[(held.kv + self._kv[i] > self._kv_capacity) | held.full] = np.inf
         change[home] = 0.0
         best = int(change.argmin())
-        total = float(powers.sum())
         after = max(total + float(change[best]), 0.0)
         if total ** (1.0 / _NORM) - after ** (1.0 / _NORM) < least_gain_s:
             return False

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.notes import Notes
+from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.sources import SourceFile
 from heddle_trace.observed.core import Observations, ObservedFormat, ParsedObservation
 from heddle_trace.observed.schema import (
@@ -49,5 +49,11 @@ class ObservedFile(ObservedFormat):
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """All of the file."""
+        header = None
         for where, seen in sources[0].rows(notes, _DECODER):
-            yield ParsedObservation(where, seen)
+            with notes.guard(where):
+                if isinstance(seen, ObservedHeader):
+                    if header not in (None, seen):
+                        raise DamagedError("is the header of a second run: keep the lines of one")
+                    header = seen
+                yield ParsedObservation(where, seen)

@@ -7,9 +7,10 @@ Scrapes without times may follow one another, each after a comment `# TIME` with
 """
 
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan, nan
 from typing import Final, TypeAlias
 
 from heddle_trace.errors import TraceError
@@ -27,13 +28,15 @@ _ENGINES: Final = ("instance", "pod", "engine", "engine_type", "dp_rank", "tp_ra
 """Labels that name an engine."""
 _HOSTS: Final = frozenset(_ENGINES[:2])
 _SUMS: Final = ("queue_s", "prefill_s", "decode_s")
+_COLUMNS: Final = ("running", "waiting", *_SUMS)
 _KEYS: Final = {
     **dict.fromkeys(("num_requests_running", "num_running_reqs"), "running"),
     **dict.fromkeys(("num_requests_waiting", "num_queue_reqs"), "waiting"),
     **{f"request_{key[:-2]}_time_seconds_sum": key for key in _SUMS},
     "queue_time_seconds_sum": "queue_s",
 }
-_NO_ENGINE: Final = "no label names its engine: keep the label instance, or a file for each engine"
+_UNKNOWN: Final = (nan,) * len(_COLUMNS)
+_NO_ENGINE: Final = "no label tells two engines apart: keep instance, or a file for each engine"
 _NO_TIMES: Final = "has samples without times: write a line `# TIME SECONDS` before each scrape"
 
 
@@ -47,25 +50,27 @@ class Prometheus(ObservedFormat):
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
         """A sample of an engine for each of its times."""
         for source in sources:
-            engines: dict[str, dict[float, dict[str, float]]] = defaultdict(dict)
+            engines: dict[str, dict[float, array[float]]] = defaultdict(dict)
             for where, name, labels, value, time_s in _samples(source, notes):
                 found = [labels[label] for label in _ENGINES if label in labels]
                 # vLLM numbers its own engines: in a file a server each has an engine 0.
                 if not found or (len(sources) > 1 and not labels.keys() & _HOSTS):
                     found.insert(0, source.label)
-                values = engines["/".join(found)].setdefault(time_s, {})
-                if _KEYS[name] in values and _KEYS[name] not in _SUMS:
+                values = engines["/".join(found)].setdefault(time_s, array("d", _UNKNOWN))
+                at = _COLUMNS.index(_KEYS[name])
+                if not isnan(values[at]) and at < 2:
                     raise TraceError(f"{where}: a second {name} at one time, and {_NO_ENGINE}")
-                values[_KEYS[name]] = values.get(_KEYS[name], 0.0) + value
+                values[at] = value if isnan(values[at]) else values[at] + value
             for engine, times in engines.items():
                 for seen in _over_time(engine, times):
                     yield ParsedObservation(str(source.path), seen)
 
 
-def _over_time(engine: str, times: Mapping[float, Mapping[str, float]]) -> Iterator[ObservedEngine]:
+def _over_time(engine: str, times: Mapping[float, Sequence[float]]) -> Iterator[ObservedEngine]:
     """The samples of an engine; none of times at which it had no numbers of requests."""
     before: dict[str, float] = {}
-    for time_s, now in sorted(times.items()):
+    for time_s, values in sorted(times.items()):
+        now = {key: v for key, v in zip(_COLUMNS, values, strict=True) if not isnan(v)}
         # A counter that falls was reset: its engine was started again.
         keys: list[str] = [key for key in _SUMS if key in now and key in before]
         more = {k: now[k] - before[k] if now[k] >= before[k] else now[k] for k in keys}

@@ -120,8 +120,7 @@ def _spans(sources: Sequence[SourceFile], notes: Notes) -> Iterator[tuple[str, s
 
 def _generation(raw: dict[str, Any], found: dict[str, Any], host: str, is_session: bool) -> _Span:
     start_s, end_s = (
-        time_of(next((raw[key] for key in keys if raw.get(key) is not None), None))
-        for keys in (_STARTS, _ENDS)
+        time_of(next(filter(None, map(raw.get, keys)), None)) for keys in (_STARTS, _ENDS)
     )
     if start_s is None or end_s is None:
         raise DamagedError("span has no start and end time: export the spans with both")

@@ -1,18 +1,22 @@
 """`heddle diagnose`: parts that sum to the measured step, of logs and of runs of our own."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from heddle.diagnosis.intervals import intervals
+from heddle.diagnosis.intervals import requests
 from heddle.diagnosis.own_runs import observed_run
 from heddle.diagnosis.parts import PHASES, diagnose
+from heddle.diagnosis.verdict import diagnosed
 from heddle.runs import load_run
 from heddle_trace import read_trace
+from heddle_trace.columns import TraceColumn
 from heddle_trace.importers.notes import Notes
 from heddle_trace.observed.columns import ObservedSteps, observed
 from heddle_trace.observed.core import ParsedObservation
@@ -254,7 +258,7 @@ def test_a_shared_second_is_divided_by_the_trajectories():
     ]
     found = seen(*made)
     (step,), _, _ = diagnose(found)
-    cut, grid = intervals(found), np.linspace(step.start_s, step.end_s, 20_001)[:-1]
+    cut, grid = requests(found).intervals(), np.linspace(step.start_s, step.end_s, 20_001)[:-1]
     ends = found.column("end_s").values
     since = np.sort(ends)[len(ends) - step.longest - 1]
     now = (cut.start_s[None] <= grid[:, None]) & (grid[:, None] < cut.end_s[None])
@@ -332,7 +336,7 @@ def test_metrics_need_times_and_names_of_engines(refused: Callable[..., str], tm
     path.write_text('vllm:num_requests_running{model_name="m"} 1.0\n')
     assert "samples without times" in refused("diagnose", path, *QUICK)
     path.write_text("# TIME 1767225600\n" + 'vllm:num_requests_running{model_name="m"} 1.0\n' * 2)
-    assert "no label names its engine" in refused("diagnose", path, *QUICK)
+    assert "no label tells two engines apart" in refused("diagnose", path, *QUICK)
 
 
 def test_scrapes_after_one_another_are_read(heddle: Heddle, tmp_path: Path):
@@ -392,3 +396,42 @@ def test_steps_that_overlap_are_refused(refused: Callable[..., str], tmp_path: P
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     said = refused("diagnose", path, *QUICK)
     assert "begins 4.0 s before the one before it has ended: two runs" in said
+
+
+def test_memory_for_parts_is_below_150_bytes_a_request():
+    count, rng = 1 << 19, np.random.default_rng(1)
+    code = np.arange(count, dtype=np.int32)
+    start_s = rng.uniform(0.0, 600.0, count)
+    columns = {
+        "trajectory_id": TraceColumn("word", code // 32, [f"t{n}" for n in range(count // 32)]),
+        "engine": TraceColumn("word", code % 2, ["a", "b"]),
+        "start_s": TraceColumn("real", start_s),
+        "end_s": TraceColumn("real", start_s + 3.0),
+        **{name: TraceColumn("real", np.ones(count)) for name in ("queue_s", "prefill_s")},
+        "decode_s": TraceColumn("real", np.ones(count)),
+    }
+    found = replace(seen(), requests=columns, count=count)
+    tracemalloc.start()
+    (step,), _, _ = diagnose(found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(step.parts.values()) == pytest.approx(step.end_s - step.start_s)
+    assert peak < 150 * count
+
+
+def test_memory_for_samples_of_engines_does_not_grow_with_their_square():
+    count, engines = 1 << 17, 256
+    code = np.arange(count, dtype=np.int32) % engines
+    columns = {
+        "engine": TraceColumn("word", code, [f"e{n}" for n in range(engines)]),
+        "time_s": TraceColumn("real", np.arange(count) / 7.0),
+        "running": TraceColumn("real", np.ones(count)),
+        "waiting": TraceColumn("real", np.zeros(count)),
+    }
+    tracemalloc.start()
+    found = diagnosed(replace(seen(), engines=columns), "")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(found.engines) == engines
+    assert found.parts["llm"] == pytest.approx(found.total_s)
+    assert peak < 200 * count

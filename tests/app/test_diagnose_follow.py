@@ -79,8 +79,9 @@ def appends(*pieces: bytes, name: str = "verl.jsonl") -> list[Callable[[], objec
 
 
 def numbers(done: Any) -> list[int]:
-    lines = done.stdout.splitlines()
-    return [int(line.split()[1]) for line in lines if line.startswith("step")]
+    """Of the steps that are complete."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    return [int(line.split()[1]) for line in lines if not line.endswith(" so far")]
 
 
 def test_a_step_is_shown_once_when_another_has_begun(followed: Follow):
@@ -90,13 +91,16 @@ def test_a_step_is_shown_once_when_another_has_begun(followed: Follow):
     assert numbers(done) == [1, 2, 3]
     first = " ".join(done.stdout.splitlines()[0].split())
     assert first == "step 1 16.0 s 37.5 % training, 37.5 % decode, 25.0 % tool"
+    last = " ".join(done.stdout.splitlines()[-1].split())
+    assert last == "step 4 16.0 s 37.5 % training, 37.5 % decode, 25.0 % tool so far"
     assert "damaged" not in done.stderr
     assert "malformed" not in done.stderr
 
 
 def test_as_json_each_step_is_a_line(followed: Follow):
     done = followed(*appends(HEAD + step(1), step(2)), more=(*QUICK, "--json"))
-    (line,) = map(json.loads, done.stdout.splitlines())
+    line, left = map(json.loads, done.stdout.splitlines())
+    assert (left["kind"], left["step"]) == ("unfinished", 2)
     assert line["schema"] == "heddle.follow/1"
     assert (line["kind"], line["step"], line["seconds"]) == ("step", 1, 16.0)
     assert sum(line["parts"].values()) == pytest.approx(16.0)
@@ -153,6 +157,17 @@ def test_damage_is_said_once_and_what_follows_is_shown_when_it_is_mended(followe
     assert numbers(done) == [1, 2]
 
 
+@pytest.mark.parametrize(("skip", "shown"), [("false", []), ("true", [1, 2, 3])])
+def test_a_writer_that_was_killed_in_a_line_and_goes_on_in_the_same_file(
+    followed: Follow, skip: str, shown: list[int]
+):
+    cut = HEAD + step(1) + step(2)[:-30]
+    more = (*QUICK, "--set", f"logs.skip_bad={skip}")
+    done = followed(*appends(cut + HEAD + step(2) + step(3), step(4)), more=more)
+    assert numbers(done) == shown
+    assert done.stderr.count("malformed JSON") == (0 if shown else 1)
+
+
 def test_a_file_that_is_removed_and_another_run_in_its_place(followed: Follow):
     path = Path("logs/verl.jsonl")
     again = HEAD + step(1, begin_s=0.0) + step(2, begin_s=16.0)
@@ -181,10 +196,10 @@ def test_logs_without_steps_are_said_to_have_none(followed: Follow):
 
 
 def test_ctrl_c_ends_a_search_too(followed: Follow, monkeypatch: pytest.MonkeyPatch):
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(result, "_rounds", interrupted)
+    monkeypatch.setattr(result, "all_rounds", interrupted)
     monkeypatch.setattr(Race, "ranked", lambda _: ["some"])
     done = followed(*appends(HEAD + step(1), step(2)), *[lambda: 1 / 0], more=())
     assert numbers(done) == [1]
@@ -195,7 +210,7 @@ def test_ctrl_c_ends_a_search_too(followed: Follow, monkeypatch: pytest.MonkeyPa
     [
         (("none",), "no such folder"),
         (("logs", "logs"), "one folder"),
-        (("logs", "--set", "diagnose.page=a.html"), "writes no file"),
+        (("logs", "--set", "diagnose.observed=a.jsonl"), "writes no file"),
         (("logs", "--set", "diagnose.follow_moved=-1"), "diagnose.follow_moved must be from 0"),
     ],
 )

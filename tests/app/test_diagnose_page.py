@@ -1,6 +1,6 @@
 """The page of a diagnosis as a reader has it: in Chromium."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -143,14 +143,17 @@ def test_10_000_trajectories_fit_into_less_than_two_megabytes(tmp_path: Path):
     assert made - len(plotly_script().encode()) < 2e6
 
 
-@pytest.mark.parametrize("verb", ["report", "diagnose"])
-def test_a_page_is_written_of_logs(heddle: Heddle, tmp_path: Path, verb: str):
+def test_a_page_is_written_of_logs(heddle: Heddle, tmp_path: Path):
     Path("heddle.toml").write_text("[diagnose]\nbudget_s = 0\n")
     out = tmp_path / "a b.html"
-    words = ("-o", out) if verb == "report" else ("--set", f"diagnose.page={out}")
-    done = heddle(verb, FIXTURES / "nemo_rl.json", *words)
+    done = heddle("report", FIXTURES / "nemo_rl.json", "-o", out)
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("48 % of your step is generation")
     assert b"Where the time went" in out.read_bytes()
     done = heddle("report", FIXTURES / "nemo_rl.json", "-o", out)
     assert (done.exit_code, "--force" in done.stderr) == (2, True)
+
+
+def test_the_key_of_a_page_names_the_command_in_its_place(refused: Callable[..., str]):
+    said = refused("diagnose", FIXTURES / "nemo_rl.json", "--set", "diagnose.page=a.html")
+    assert "`heddle report LOGS -o FILE.html` writes the page" in said

@@ -190,6 +190,19 @@ def test_ties_are_near_and_not_significant(config: RunConfig):
     assert [each.name for each in doubtful] == ["doubtful"]
 
 
+def test_what_unseen_prompts_refute_is_no_tie(config: RunConfig, found: SearchResult):
+    race = race_of(config, Workspace())
+    one, other = found.best.candidate, replace(found.best.candidate, name="other")
+    race.made["search"] |= {one: dict.fromkeys(range(4), 9.5), other: dict.fromkeys(range(4), 10.0)}
+    race.made["judge"] |= {one: {0: 10.3, 1: 10.31, 2: 10.3}, other: dict.fromkeys(range(3), 10.0)}
+    assert next(iter(race.decided())) == one
+    assert race.ties()[0] == [one]  # the other is over 1 % slower in all
+    race.made["search"][other] = dict.fromkeys(range(4), 9.7)
+    assert race.ties()[0] == [other]
+    race.made["judge"][one] = {0: 9.0, 1: 11.0, 2: 10.9}  # not significant
+    assert race.ties()[0] == [one, other]
+
+
 def test_the_last_candidates_are_chosen_on_both_halves(config: RunConfig, found: SearchResult):
     race = race_of(config, Workspace())
     one, other = found.best.candidate, replace(found.best.candidate, name="other")

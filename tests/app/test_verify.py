@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from heddle.diagnosis.again import of_run, rollouts
 from heddle.diagnosis.beside import beside
 from heddle.diagnosis.causes import Differences, cause_of
-from heddle.diagnosis.fitted import Constants, Matched, fit, halves
+from heddle.diagnosis.fitted import Constants, Matched, at_measured_speed, fit, halves
 from heddle.diagnosis.own_runs import observed_run
 from heddle.runs import load_run
 from heddle_trace.observed.files import write_observed
@@ -84,6 +85,7 @@ def test_the_shipped_recording_is_predicted_as_recorded(heddle: Heddle):
     recorded = json.loads((ROOT / "experiments/real_cpu/recorded.json").read_text())
     (row,) = (each for each in recorded.values() if each["verify"] == found["verdict"])
     assert found["error_pct"] == pytest.approx(row["error_pct"])
+    assert abs(found["error_pct"]) < 5.0 < abs(found["by_profile"]["error_pct"])
     gaps = sum(part["difference_s"] for part in found["parts"])
     assert gaps == pytest.approx(found["simulated_s"] - found["measured_s"])
 
@@ -174,6 +176,39 @@ def test_constants_are_found_again_on_the_half_that_was_not_fitted(heddle: Heddl
     assert abs(fitted.after["makespan_pct"]) < 1.0
     assert fitted.fitted_on + fitted.judged_on == load_run(run.path).summary["arrived"]
     assert beside(ran, simulated).error_pct < -15.0
+
+
+def test_the_speed_of_decode_is_an_input_where_logs_record_it(heddle: Heddle, tmp_path: Path):
+    run = load_run(recorded(heddle, "verl", "--gpus", 2))
+    (slow,) = of_run(run, None, ()).simulate(Constants(kernel=1.25).adjusted)
+    path = tmp_path / "observed.jsonl"
+    write_observed(path, slow.header, slow.observations())
+    found = answered(heddle, path, *stated("verl"))
+    assert found["kernel"] == pytest.approx(1.25, abs=0.002)
+    assert found["error_pct"] == pytest.approx(0.0, abs=0.3)
+    assert found["by_profile"]["error_pct"] < -15.0
+    said = heddle("verify", path, *stated("verl")).stdout
+    assert f"at the measured speed of decode, {found['by_profile']['error_pct']:+.1f} % by" in said
+    assert "mean TPOT is no prediction" in " ".join(said.split())
+
+
+def test_nothing_but_decode_is_an_input(heddle: Heddle):
+    run = load_run(recorded(heddle, "verl", "--gpus", 2))
+    ran = of_run(run, None, ())
+    (slow,) = ran.simulate(Constants(kernel=1.25).adjusted)
+    later = [
+        msgspec.structs.replace(
+            each, end_s=(each.end_s or 0.0) + 500.0 * (each.tool is None), queue_s=0.0
+        )
+        for each in slow.observations()
+        if isinstance(each, ObservedRequest)
+    ]
+    simulated = ran.simulate(Constants().adjusted)
+    speeds = [
+        at_measured_speed(replace(ran, seen=(each,)), simulated)[0] for each in (slow, seen(*later))
+    ]
+    assert speeds[0] == speeds[1]
+    assert speeds[0].kernel == pytest.approx(1.25, abs=0.002)
 
 
 def test_fit_says_the_error_on_the_other_half(heddle: Heddle):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from heddle_core.estimate.cost import CostModel, StepCost
@@ -135,19 +136,28 @@ def test_one_trajectory_needs_no_search():
     assert isinstance(planned([500.0], past=history()), ResourcePlan)
 
 
-def test_a_history_of_some_prompts_has_their_lengths():
+@pytest.mark.parametrize(("between", "within"), [(1.0, 0.1), (0.7, 0.7), (0.05, 1.0)])
+def test_a_history_of_some_prompts_has_the_lengths_of_their_next_samples(between, within):
+    generator = np.random.default_rng(5)
+    means = 7.0 + between * generator.standard_normal((80, 1))
+    lengths = np.exp(means + within * generator.standard_normal((80, 408)))
+    earlier, later = np.round(lengths[:, :8]), lengths[:, 8:]
     past = replace(
         history(),
-        group_totals={GroupId("short"): [90, 110], GroupId("long"): [900, 1_100]},
-        longest_output_tokens=1_100.0,
+        output_quantiles=tuple(np.quantile(earlier, (np.arange(50) + 0.5) / 50).tolist()),
+        group_totals={GroupId(str(i)): own.astype(int).tolist() for i, own in enumerate(earlier)},
+        longest_output_tokens=float(earlier.max()),
     )
-    short, long = (past.of_prompts([GroupId(name)]) for name in ("short", "long"))
-    assert short.mean_output_tokens() == pytest.approx(100.0)
-    assert long.mean_output_tokens() == pytest.approx(1_000.0)
-    assert long.longest_output_tokens == 1_100.0
-    assert len(long.output_quantiles) == len(past.output_quantiles)
+    # Prompts that stand together because their samples were short, in the middle, or long.
+    for own in np.array_split(np.argsort(earlier.mean(axis=1)), 4):
+        found = past.of_prompts([GroupId(str(i)) for i in own])
+        assert len(found.output_quantiles) == 50
+        assert found.longest_output_tokens <= past.longest_output_tokens
+        for at in (0.5, 0.9):
+            expected = np.quantile(later[own], at)
+            assert np.quantile(found.output_quantiles, at) == pytest.approx(expected, rel=0.2)
     # Where one of the prompts is not known, all count.
-    assert past.of_prompts([GroupId("short"), GroupId("new")]) is past
+    assert past.of_prompts([GroupId("0"), GroupId("new")]) is past
     assert past.of_prompts([]) is past
 
 

@@ -23,6 +23,7 @@ from heddle_trace import (
     synth,
     write_trace,
 )
+from heddle_trace.columns import ColumnBuilder
 from heddle_trace.step_table import ScriptSteps
 from heddle_trace.table import Records, Scripts
 from tests.trace.builders import call, record, step, trace
@@ -220,3 +221,14 @@ def test_a_trace_is_written_in_less_memory_than_its_text(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < path.stat().st_size
+
+
+def test_columns_widen_and_keep_what_was_not_recorded_before():
+    number, nothing = ColumnBuilder("number"), ColumnBuilder("real")
+    for part in ([None, None], [1, None], [2**40], [None], [3]):
+        number.add(part)
+        nothing.add([None] * len(part))
+    column = number.joined()
+    assert column is not None
+    assert column.plain() == [None, None, 1, None, 2**40, None, 3]
+    assert nothing.joined() is None

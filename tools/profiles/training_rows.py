@@ -4,20 +4,21 @@ The rules are general and stated with each row that they leave out; none names a
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from heddle_calibrate.serving.published_rows import LeftOut, Line, read_lines
-from heddle_sim.trained_models import MODELS, TrainedModel, trained_model
+from heddle_sim.trained_models import MODELS, TrainedModel, UnknownModelError, trained_model
 from heddle_sim.training import (
-    FORWARD_GATHERS,
     PEAK_TFLOPS,
     Backend,
+    Precision,
     TrainingProfile,
     TrainLayout,
-    pipeline_stretch,
+    peak_flops,
 )
 
 COLUMNS = (
@@ -35,20 +36,46 @@ COLUMNS = (
     "framework",
     "source",
 )
-Kind = Literal["train", "logprob"]
+Kind = Literal["train", "logprob", "step"]
 Use = Literal["rl", "other"]
 
 NEMO_PROMPT_TOKENS = 120
 """NeMo-RL's published lengths leave the prompt out: about 110 to 130 tokens."""
-DOUBTFUL = 1.5
 LOGPROB_PASSES = 2
 """NeMo-RL's log-prob phase: old policy and reference model."""
+UNKNOWN_TP, LARGE = 4, 20e9
+"""TP of larger dense models where an RL row states none: NeMo-RL's of 32B and 70B."""
+RECIPE_TP = {("deepseek-v3", "h100"): 2}
+"""TP of Megatron-Bridge's recipes with experts where a row states no layout, 1 without an entry:
+scripts/performance/configs at 0fa501a."""
 MODEL_NAMES = (
     (r"llama-3(\.\d)?(-like)?[- ](8b|70b|405b)", r"llama-3.1-\3"),
+    (r"llama-3\.2-like (8b)", r"llama-3.1-\1"),
     (r"qwen2\.5-(?:math-)?(1\.5b|7b|14b|32b|72b)", r"qwen2.5-\1"),
-    (r"(qwen3-(?:235b-a22b|30b-a3b|0\.6b|1\.7b|4b|8b|14b|32b))", r"\1"),
-    (r"(gpt-oss-120b|deepseek-v3)", r"\1"),
+    (r"intellect-3-106b-a12b", "glm-4.5-air"),
+    (r"glm-5(\.\d)?$", "glm-5"),
 )
+"""Names that the table of trained models does not know. INTELLECT-3 is trained from GLM-4.5-Air."""
+PHASES: dict[str, tuple[Use, Kind] | str] = {
+    "train": ("rl", "train"),
+    "rl_train_full": ("rl", "train"),
+    "update_actor": ("rl", "train"),
+    "logprob": ("rl", "logprob"),
+    "old_logprob": ("rl", "logprob"),
+    "ref": ("rl", "logprob"),
+    "fwd_logprob_ref": ("rl", "logprob"),
+    "sft": ("other", "train"),
+    "sft_full": ("other", "train"),
+    "pretrain": ("other", "train"),
+    "gen": "a phase of the rollout: latency profiles have its time",
+    "exposed_gen": "a phase of the rollout: latency profiles have its time",
+    "weight_sync": "a weight update: the other table has its kind",
+    "rl_step_1_off": ("rl", "step"),
+    "train_wait": "a wait of the trainer, not its work",
+}
+STEP_SHARE = 0.5
+"""Part of a one-step-off run's GPUs that trains, in NeMo-RL's performance summaries."""
+WHOLE_STEP = "a whole step with its rollout: heddle loop predicts it, not the trainer alone"
 
 
 def flops_per_token(model: str | TrainedModel, length: float) -> float:
@@ -65,7 +92,7 @@ def flops_per_token(model: str | TrainedModel, length: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRow:
-    """One published duration, or one published MFU."""
+    """One published duration, or one published rate."""
 
     line: int
     source: str
@@ -74,23 +101,37 @@ class TrainingRow:
     model: str
     gpu: str
     gpus: int
-    backend: str
-    """Key of a profile's `mfu`: "megatron", "fsdp" or "megatron-fp8"."""
-    layout: TrainLayout
+    backend: Backend
+    precision: Precision
+    layout: TrainLayout | None
     length: float
     """Mean tokens of a sample, prompt included."""
     tokens: float
-    """Of the whole phase; 0 where only an MFU is published."""
+    """Of the whole phase; 0 where only a rate is published."""
     optimizer_steps: int
     seconds: float
-    """0 where only an MFU is published."""
-    mfu: float
+    """0 where only a rate is published."""
+    rate: float
+    """Tokens/s of one GPU; 0 where a duration is published."""
+    written: bool
+    """The trainer writes its weights to files in the step."""
+    doubt: str
+    """Why the row is shown and not fitted; empty if it is fitted."""
 
     @property
     def group(self) -> str:
         """The class by which errors are shown."""
-        dense = "dense" if MODELS[self.model].size_class.startswith("dense") else "MoE"
-        return f"{dense} {self.backend}" + ("" if self.use == "rl" else ", not RL")
+        name = "MoE" if MODELS[self.model].moe else "dense"
+        return name + ("" if self.precision == "bf16" else " FP8")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFit:
+    """A profile, and what trainers do in a step that it does not have."""
+
+    profile: TrainingProfile
+    written_s_per_billion: float
+    """Weights written to files, 1e9 parameters."""
 
 
 def document(source: str) -> str:
@@ -98,128 +139,122 @@ def document(source: str) -> str:
     return source.partition("@")[0].partition(" (")[0].strip()
 
 
-def predicted_over_published(row: TrainingRow, profile: TrainingProfile) -> float:
-    """Return predicted seconds over published ones; for an MFU alone, published over fitted."""
-    name, _, precision = row.backend.partition("-")
-    fitted = profile.efficiency(
-        row.model, gpu=row.gpu, backend=name, precision="fp8" if precision else "bf16"
+def predicted_over_published(row: TrainingRow, fit: TrainerFit) -> float:
+    """Return predicted seconds over published ones."""
+    profile, m = fit.profile, MODELS[row.model]
+    if row.rate:
+        one = profile.token_s(
+            m,
+            row.length,
+            gpu=row.gpu,
+            backend=row.backend,
+            layout=row.layout,
+            precision=row.precision,
+        )
+        return one * row.rate
+    samples = max(1, round(row.tokens / row.length))
+    time = profile.step_time(
+        np.full(samples, row.tokens / samples),
+        model=m,
+        gpu=row.gpu,
+        gpus=row.gpus,
+        backend=row.backend,
+        layout=row.layout,
+        optimizer_steps=row.optimizer_steps,
+        logprob_passes=LOGPROB_PASSES,
+        precision=row.precision,
     )
-    if not row.seconds:
-        return row.mfu / fitted
-    m = MODELS[row.model]
-    passes = LOGPROB_PASSES if row.kind == "logprob" else 0
-    rate = row.gpus * PEAK_TFLOPS[row.gpu] * 1e12 * fitted
-    work = row.tokens * flops_per_token(m, row.length) / rate
-    fixed = profile.collectives_s(m, gpu=row.gpu, gpus=row.gpus, backend=_plain(name))
-    batch = row.tokens / (1 if passes else row.optimizer_steps)
-    stretch = pipeline_stretch(row.layout, gpus=row.gpus, tokens=batch, longest=row.length)
-    if passes:
-        forward = work / 3 / profile.forward_speedup.get(name, 1.0)
-        return passes * (forward * stretch + FORWARD_GATHERS * fixed) / row.seconds
-    return (work * stretch + fixed * row.optimizer_steps) / row.seconds
+    if row.kind == "logprob":
+        return time.logprob_s / row.seconds
+    if row.kind == "step":
+        return time.total_s / row.seconds
+    written = fit.written_s_per_billion * m.parameters / 1e9 if row.written else 0.0
+    return (time.train_s + time.fixed_s + written) / row.seconds
 
 
-def _plain(name: str) -> Backend:
-    return "fsdp" if name == "fsdp" else "megatron"
-
-
-def doubtful_documents(rows: Sequence[TrainingRow]) -> set[str]:
-    """Documents whose RL rows hold more than training.
-
-    Their SFT rows of the same model, GPUs, back end and lengths have the same arithmetic and the
-    same optimizer step, and are faster by more than DOUBTFUL. Their RL rows are shown and not
-    fitted.
-    """
-
-    def key(row: TrainingRow) -> tuple[str, str, str, int, str, float]:
-        return row.source, row.model, row.gpu, row.gpus, row.backend, row.length
-
-    def pace(row: TrainingRow) -> float:
-        return row.seconds / row.tokens
-
-    sft = {key(row): pace(row) for row in rows if row.use == "other" and row.seconds}
-    return {
-        row.source
-        for row in rows
-        if row.use == "rl" and key(row) in sft and pace(row) > DOUBTFUL * sft[key(row)]
-    }
-
-
-def is_doubtful(row: TrainingRow, documents: set[str]) -> bool:
-    """Whether a row is an RL row of one of these documents."""
-    return row.use == "rl" and row.source in documents
-
-
-def read_training_rows(path: Path) -> tuple[list[TrainingRow], list[LeftOut]]:
-    """Read a table of published training steps, in its order.
+def read_training_rows(*paths: Path) -> tuple[list[TrainingRow], list[LeftOut]]:
+    """Read tables of published training steps, in their order.
 
     Raises PublishedRowsError with file and line for a table that cannot be read.
     """
     rows: list[TrainingRow] = []
     out: list[LeftOut] = []
-    for line in read_lines(path, COLUMNS):
-        rule = _rule(line)
-        if rule is None:
-            rows.append(_row(line))
-        else:
-            out.append(LeftOut(line.number, rule))
+    for path in paths:
+        for line in read_lines(path, COLUMNS):
+            rule = _rule(line)
+            if rule is None:
+                rows.append(_row(line))
+            else:
+                out.append(LeftOut(line.number, rule))
     return rows, out
 
 
 def model_name(text: str) -> str | None:
     """Name of a published model in the table of trained models, None if it is not there."""
+    first = text.lower().partition(" ")[0]
     for pattern, name in MODEL_NAMES:
         found = re.search(pattern, text.lower())
         if found:
             return found.expand(name)
-    return None
+    try:
+        return trained_model(first).name
+    except UnknownModelError:
+        return None
 
 
-def _kind(phase: str) -> tuple[Use, Kind] | None:
-    first = phase.split()[0].rstrip(":") if phase else ""
-    match first:
-        case "train" | "rl_train_full":
-            return "rl", "train"
-        case "logprob":
-            return "rl", "logprob"
-        case "sft" | "sft_full" | "pretrain":
-            return "other", "train"
-        case _:
-            return None
+def _phase(text: str) -> tuple[Use, Kind] | str:
+    """What a phase is, or why it is no training time."""
+    first = text.split()[0].rstrip(":") if text else ""
+    if first.startswith("train_lora"):
+        return "other", "train"
+    if first in PHASES:
+        return PHASES[first]
+    whole = first.startswith(("rl_step", "compute_step"))
+    return WHOLE_STEP if whole else "the phase is not training time"
 
 
 def _rule(line: Line) -> str | None:
     """Why a row is no training time that the formula can be held against; None if it is."""
-    text = f"{line['phase']} {line['parallelism']}".lower()
-    measured = (line["tokens_per_step"] and line["step_s"]) or line["tok_s_per_gpu"]
+    phase = _phase(line["phase"])
     # Only rows of training time are read further, so that remarks elsewhere are no errors.
-    kind = _kind(line["phase"])
-    if "lora" in text:
-        return "an adapter is trained, not the model"
-    if kind is None:
-        return "the phase is not training time"
+    if isinstance(phase, str):
+        return phase
+    if phase[1] == "step" and "train TP" not in line["parallelism"]:
+        return f"{WHOLE_STEP}; its layout is not published"
+    measured = (line["tokens_per_step"] and line["step_s"]) or line["tok_s_per_gpu"]
     if not (measured or line["mfu"]):
         return "neither tokens nor MFU are published"
     if line["gpu"].lower() not in PEAK_TFLOPS:
         return "the GPU is not named, or has no peak rate"
     if model_name(line["model"]) is None:
         return "the shape of the model is not in the table"
-    if "token drop" in text:
+    if "token drop" in line["parallelism"].lower():
         return "tokens are dropped, so the work is not known"
     if measured and line.positive("seq_len") is None:
         return "the length of samples is not published"
     return None
 
 
-def _backend(line: Line) -> str:
+def _doubt(line: Line) -> str:
+    text = f"{line['phase']} {line['parallelism']}".lower()
+    if "lora" in text:
+        return "an adapter is trained, not the model"
+    if text.startswith("rl_step"):
+        return "a whole step, at least its trainer's part"
+    if "upper bound" in text:
+        return "its tokens are an upper bound"
+    if "prime-rl" in line["framework"] and line["gpu"].lower() == "b200":
+        return "FlashAttention 2 on Blackwell"
+    return ""
+
+
+def _backend(line: Line) -> Backend:
     text = f"{line['framework']} {line['parallelism']}".lower()
     # Megatron-Bridge shards with its own FSDP in some recipes; its kernels are Megatron's.
     megatron = "megatron" in line["framework"].lower() or (
-        "fsdp" not in text and "dtensor" not in text
+        "fsdp" not in text and "dtensor" not in text and "prime-rl" not in text
     )
-    if not megatron:
-        return "fsdp"
-    return "megatron-fp8" if "fp8" in line["precision"] else "megatron"
+    return "megatron" if megatron else "fsdp"
 
 
 def _degree(text: str, name: str) -> int:
@@ -227,42 +262,69 @@ def _degree(text: str, name: str) -> int:
     return int(found.group(1) or found.group(2)) if found else 1
 
 
+def _layout(line: Line, model: TrainedModel, use: Use, backend: Backend) -> TrainLayout | None:
+    """The degrees that take time.
+
+    Recipes of pretraining run enough micro-batches, interleaved, to fill their pipelines, and hide
+    collectives of TP behind products; experts' host time is on every GPU of TP.
+    """
+    text = line["parallelism"].rpartition("train ")[2]
+    tp = _degree(text, "TP")
+    if use == "rl" and backend == "megatron":
+        if "TP" not in text and "DP" not in text and not model.moe and model.parameters > LARGE:
+            tp = UNKNOWN_TP
+        return TrainLayout(tp=tp, pp=_degree(text, "PP"), cp=_degree(text, "CP"))
+    if text == "-" and "Megatron-Bridge" in line["framework"]:
+        tp = RECIPE_TP.get((model.name, line["gpu"].lower()), 1)
+    return TrainLayout(tp=tp) if model.moe else None
+
+
+def _precision(text: str) -> Precision:
+    for one in ("nvfp4", "mxfp4", "mxfp8", "fp8"):
+        if one in text.lower():
+            return one
+    return "bf16"
+
+
 def _row(line: Line) -> TrainingRow:
-    kind = _kind(line["phase"])
-    model = model_name(line["model"])
-    assert kind is not None
-    assert model is not None
-    nemo = "NeMo-RL" in line["framework"] and kind[0] == "rl"
+    phase, name = _phase(line["phase"]), model_name(line["model"])
+    assert not isinstance(phase, str)
+    assert name is not None
+    use, kind = phase
+    gpu = line["gpu"].lower()
+    nemo = "NeMo-RL" in line["framework"] and use == "rl"
     length = line.positive("seq_len") or 0.0
     tokens, seconds = line.positive("tokens_per_step"), line.positive("step_s")
-    gpus = line.positive("gpus") or 1
-    rate = line.positive("tok_s_per_gpu")
-    if not (tokens and seconds) and rate:
-        # A rate: over the tokens of one sample for each GPU, as the benchmarks of rates do.
-        tokens, seconds = length * gpus, length / rate
-    if not (tokens and seconds):
+    gpus = int(line.positive("gpus") or 1)
+    rate = line.positive("tok_s_per_gpu") or 0.0
+    if tokens and seconds:
+        rate = 0.0
+    else:
         tokens = seconds = 0.0
+        mfu = line.positive("mfu") or 0.0
+        rate = rate or mfu * peak_flops(gpu) / flops_per_token(name, length)
     if nemo and tokens:
         tokens, length = tokens * (1 + NEMO_PROMPT_TOKENS / length), length + NEMO_PROMPT_TOKENS
+    if kind == "step":
+        gpus = max(1, round(STEP_SHARE * gpus))
     steps = re.search(r"(\d+) optimizer steps", line["parallelism"])
-    text = line["parallelism"]
-    layout = TrainLayout(tp=_degree(text, "TP"), pp=_degree(text, "PP"), cp=_degree(text, "CP"))
-    if not nemo:
-        # Recipes of pretraining run enough micro-batches, interleaved, to fill their pipelines.
-        layout = TrainLayout()
+    backend = _backend(line)
     return TrainingRow(
         line=line.number,
         source=document(line["source"]),
-        use=kind[0],
-        kind=kind[1],
-        model=model,
-        gpu=line["gpu"].lower(),
-        gpus=int(gpus),
-        backend=_backend(line),
-        layout=layout,
+        use=use,
+        kind=kind,
+        model=name,
+        gpu=gpu,
+        gpus=gpus,
+        backend=backend,
+        precision=_precision(line["precision"]),
+        layout=_layout(line, MODELS[name], use, backend),
         length=length,
         tokens=tokens,
         optimizer_steps=int(steps.group(1)) if steps else 1,
         seconds=seconds,
-        mfu=line.positive("mfu") or 0.0,
+        rate=rate,
+        written="prime-rl" in line["framework"] and line["phase"].startswith("rl_train"),
+        doubt=_doubt(line),
     )

@@ -3,9 +3,11 @@
 Two things: how much slower a trainer is beside sleeping engines, and how its time falls with GPUs.
 """
 
+import itertools
 import math
 import re
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,19 +16,27 @@ import numpy as np
 from heddle_calibrate.serving.published_rows import read_lines
 from heddle_sim.trained_models import MODELS
 from heddle_sim.training import Backend, TrainingProfile
-from tools.profiles.training_rows import COLUMNS, model_name
+from tools.profiles.training_rows import COLUMNS, document, model_name
 
 MINI_BATCHES = 16
 """Optimizer steps in each of verl's update_actor phases (docs/advance/fully_async.md)."""
 
 
+PHASES = ("update_actor", "old_logprob")
+SAME_BATCH = "one-step-off"
+"""Its colocated and separate runs train one batch each step, of the same samples' lengths; pages of
+fully asynchronous runs do not publish lengths, which differ."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorRow:
-    """One update_actor phase."""
+    """One phase of a trainer."""
 
     line: int
+    source: str
     run: str
     """Model as its document names it."""
+    phase: str
     model: str
     gpu: str
     backend: str
@@ -36,24 +46,26 @@ class ActorRow:
     seconds: float
 
 
-def read_actor_rows(path: Path) -> list[ActorRow]:
-    """Read the update_actor rows whose framework names its back end."""
+def read_actor_rows(*paths: Path) -> list[ActorRow]:
+    """Read the rows of `PHASES` whose framework names its back end."""
     rows = []
-    for line in read_lines(path, COLUMNS):
+    for line in (line for path in paths for line in read_lines(path, COLUMNS)):
         model = model_name(line["model"])
         framework = line["framework"].lower()
         backend = next((one for one in ("fsdp", "megatron") if one in framework), None)
-        if line["phase"] != "update_actor" or model is None or backend is None:
+        if line["phase"] not in PHASES or model is None or backend is None:
             continue
-        split = re.search(r"(\d+):(\d+)", line["parallelism"])
-        gpus = float(split.group(1)) if split else line.positive("gpus")
+        split = re.search(r"(\d+):\d+|(\d+) train \+", line["parallelism"])
+        gpus = float(split.group(1) or split.group(2)) if split else line.positive("gpus")
         seconds = line.positive("step_s")
         if gpus is None or seconds is None:
             continue
         rows.append(
             ActorRow(
                 line=line.number,
+                source=document(line["source"]),
                 run=line["model"],
+                phase=line["phase"],
                 model=model,
                 gpu=line["gpu"].lower(),
                 backend=backend,
@@ -65,18 +77,24 @@ def read_actor_rows(path: Path) -> list[ActorRow]:
     return rows
 
 
-def colocated_pairs(rows: list[ActorRow]) -> dict[str, list[float]]:
-    """Seconds of a trainer with GPUs of its own over colocated ones, on as many GPUs, by back end.
+def colocated_pairs(rows: list[ActorRow], sources: Collection[str]) -> dict[str, list[float]]:
+    """GPU-seconds of a trainer with GPUs of its own over colocated ones, by back end.
 
-    Response lengths may differ within a pair: they are not published.
+    `sources`: documents whose two runs train the same batches. The little that collectives add
+    does not fall with GPUs, and is left in.
     """
-    apart = {(r.run, r.backend, r.gpus): r.seconds for r in rows if not r.colocated}
     pairs: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        key = (row.run, row.backend, row.gpus)
-        if row.colocated and key in apart:
-            pairs[row.backend].append(apart[key] / row.seconds)
+    for own, shared in itertools.product(rows, rows):
+        same = (own.source, own.backend, own.phase) == (shared.source, shared.backend, shared.phase)
+        if same and own.source in sources and shared.colocated and not own.colocated:
+            pairs[own.backend].append(own.seconds * own.gpus / (shared.seconds * shared.gpus))
     return dict(pairs)
+
+
+def same_batches(*paths: Path) -> set[str]:
+    """Documents whose frameworks are colocated and one-step-off."""
+    lines = (line for path in paths for line in read_lines(path, COLUMNS))
+    return {document(line["source"]) for line in lines if SAME_BATCH in line["framework"]}
 
 
 def scaling_errors(rows: list[ActorRow], profile: TrainingProfile) -> dict[int, float]:
@@ -85,10 +103,10 @@ def scaling_errors(rows: list[ActorRow], profile: TrainingProfile) -> dict[int, 
     The work, in GPU-seconds, is the only unknown of a run and set from its rows, so what remains
     tests the fixed part against the rest. Runs of one row are left out.
     """
-    runs: dict[tuple[str, str], list[ActorRow]] = defaultdict(list)
+    runs: dict[tuple[str, str, str], list[ActorRow]] = defaultdict(list)
     for row in rows:
-        if not row.colocated:
-            runs[row.run, row.backend].append(row)
+        if not row.colocated and row.phase == "update_actor":
+            runs[row.source, row.run, row.backend].append(row)
     errors: dict[int, float] = {}
     for of_run in runs.values():
         if len(of_run) < 2:

@@ -1,8 +1,6 @@
-"""Fit the bandwidths of weight updates, and test them on documents and rows not seen.
+"""Fit the rates of weight updates, and test them on documents and rows not seen.
 
-The wire's rate is given for each method, because rows cannot tell it from preparing. Fitted are the
-set-up and the prepare bandwidth of each method, and one exponent: how the bandwidth grows with the
-number of GPUs.
+Fitted are the set-up and the rate of each method, and one time of a tensor that is gathered apart.
 """
 
 import math
@@ -14,28 +12,34 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
-from tools.profiles.update_rows import POINT_TO_POINT, UpdateRow
+from tools.profiles.update_rows import UpdateRow
 
-WIRE = {
-    "nccl": 400e9,
-    "nccl_per_tensor": 50e9,
-    "checkpoint_engine": 50e9,
-    "rdma": 50e9,
-    "rdma_p2p": 400e9,
-    "colocated": 400e9,
-    "delta": 50e9,
-    "store": 12.5e9,
-    "tcp": 12.5e9,
+LINK = 64e9
+"""PCIe 5.0 x16, bytes/s: checkpoint-engine copies from hosts, one rank after the other."""
+RATE_PRIOR = {
+    "nccl": 5e9,
+    "nccl_bucket": 20e9,
+    "nccl_sharded": 100e9,
+    "rdma_p2p": 100e9,
+    "checkpoint_engine": LINK,
+    "colocated": 10e9,
+    "delta": 20e9,
+    "rdma": 10e9,
+    "store": 1.25e9,
+    "tcp": 2.5e9,
 }
-"""Bytes/s: one 400 Gb/s link for a broadcast from one rank; a node's eight where all ranks send;
-NVLink class inside of a node; 100 Gb/s between clusters."""
+"""Bytes/s. One sender, tensor after tensor or in buckets; all ranks to an engine's eight links of
+50e9, a quarter of their rate; between clusters, RDMA over a 100 Gb/s link, or TCP streams of 20
+Gb/s, of which a store takes two."""
+RATE_SPREAD = {"checkpoint_engine": 0.1}
+"""0.5 for the others: systems differ by a method's implementation."""
+SETUP_PRIOR = {"checkpoint_engine": 0.3}
+"""Seconds; 1 for the others. checkpoint-engine gathers metadata before the update."""
+APART = ("nccl", "nccl_bucket", "colocated")
+"""Methods that gather each tensor apart."""
 PAUSE = {
-    "nccl": 1.0,
-    "nccl_per_tensor": 1.0,
-    "checkpoint_engine": 1.0,
     "rdma": 0.06,
     "rdma_p2p": 0.61,
-    "colocated": 1.0,
     "delta": 0.13,
     "store": 0.06,
     "tcp": 0.06,
@@ -44,44 +48,51 @@ PAUSE = {
 huggingface/blog pull 3386 (1.1 of 9.4 s) and Baseten (6 of 40 s); store: RollArt, arXiv 2512.22560
 (1.4 of 38.6, 5.1 of 84.1, 9.6 of 157 s); tcp and rdma take the store's.
 Others hold engines throughout."""
-PREPARE_PRIOR, PREPARE_SPREAD = 10e9, 1.0
-SETUP_PRIOR, SETUP_SPREAD = 0.5, 1.5
-EXPONENT_PRIOR, EXPONENT_SPREAD = 0.5, 0.2
-ROW_SPREAD = 0.25
+TENSOR_PRIOR, TENSOR_SPREAD = 1e-4, 0.7
+SETUP_SPREAD = 0.7
+ROW_SPREAD = 0.3
 FACTOR = 1.5
 """An update is right within this factor."""
 
 
 def _profile(values: Sequence[float] | NDArray[np.float64]) -> WeightUpdateProfile:
-    exponent = float(values[-1])
-    methods = {}
-    for k, (name, wire) in enumerate(WIRE.items()):
-        methods[name] = UpdateMethod(
-            setup_s=math.exp(values[2 * k]),
-            prepare_bytes_per_s=math.exp(values[2 * k + 1]),
-            wire_bytes_per_s=wire,
-            gpu_exponent=0.0 if name in POINT_TO_POINT else exponent,
-            pause_share=PAUSE[name],
-        )
-    return WeightUpdateProfile(methods=methods)
+    tensor = math.exp(values[-1])
+    return WeightUpdateProfile(
+        methods={
+            name: UpdateMethod(
+                setup_s=math.exp(values[2 * k]),
+                tensor_s=tensor if name in APART else 0.0,
+                bytes_per_s=math.exp(values[2 * k + 1]),
+                pause_share=PAUSE.get(name, 1.0),
+            )
+            for k, name in enumerate(RATE_PRIOR)
+        }
+    )
 
 
 def predicted(row: UpdateRow, profile: WeightUpdateProfile) -> float:
     """Seconds that a profile gives for a published update."""
-    return profile.time(row.size_bytes, row.method, gpus=row.gpus, bytes_per_parameter=1.0).total_s
+    one = profile.methods[row.method]
+    total = one.setup_s + row.tensors * one.tensor_s + row.size_bytes / one.bytes_per_s
+    return total * one.pause_share if row.paused else total
 
 
 def fit_updates(rows: Sequence[UpdateRow]) -> WeightUpdateProfile:
     """Fit all rows at once; a method without rows takes the priors."""
-    mean = np.array([math.log(SETUP_PRIOR), math.log(PREPARE_PRIOR)] * len(WIRE) + [EXPONENT_PRIOR])
-    spread = np.array([SETUP_SPREAD, PREPARE_SPREAD] * len(WIRE) + [EXPONENT_SPREAD])
+    centres = [
+        value for name, rate in RATE_PRIOR.items() for value in (SETUP_PRIOR.get(name, 1.0), rate)
+    ]
+    mean = np.log([*centres, TENSOR_PRIOR])
+    spreads = [s for name in RATE_PRIOR for s in (SETUP_SPREAD, RATE_SPREAD.get(name, 0.5))]
+    spread = np.array([*spreads, TENSOR_SPREAD])
 
     def residuals(values: NDArray[np.float64]) -> NDArray[np.float64]:
         profile = _profile(values)
         logs = np.array([math.log(predicted(row, profile) / row.seconds) for row in rows])
         return np.concatenate([logs / ROW_SPREAD, (values - mean) / spread])
 
-    return _profile(least_squares(residuals, mean, x_scale=spread).x)
+    # Single rows that contradict the others count less than by their square.
+    return _profile(least_squares(residuals, mean, x_scale=spread, loss="soft_l1").x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +111,22 @@ class UpdateError:
 
 
 def update_errors(rows: Sequence[UpdateRow]) -> list[UpdateError]:
-    """Errors of each row, by three fits."""
+    """Errors of each row, by fits of all rows, of all but it, of all but its document."""
     whole = fit_updates(rows)
-    found = []
-    for row in rows:
-        others = [one for one in rows if one.source != row.source]
-        without = [one for one in rows if one is not row]
-        found.append(
-            UpdateError(
-                row=row,
-                seen=predicted(row, whole) / row.seconds,
-                row_unseen=predicted(row, fit_updates(without)) / row.seconds,
-                source_unseen=predicted(row, fit_updates(others)) / row.seconds,
-                covered=any(one.method == row.method for one in others),
-            )
+    unseen = {
+        source: fit_updates([one for one in rows if one.source != source])
+        for source in dict.fromkeys(row.source for row in rows)
+    }
+    return [
+        UpdateError(
+            row=row,
+            seen=predicted(row, whole) / row.seconds,
+            row_unseen=predicted(row, fit_updates([o for o in rows if o is not row])) / row.seconds,
+            source_unseen=predicted(row, unseen[row.source]) / row.seconds,
+            covered=any(o.method == row.method and o.source != row.source for o in rows),
         )
-    return found
+        for row in rows
+    ]
 
 
 def share_within(ratios: Sequence[float], factor: float = FACTOR) -> float:

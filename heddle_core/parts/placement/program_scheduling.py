@@ -164,8 +164,10 @@ class ProgramScheduling(OneByOne):
         self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        for t in sorted(backlog.values(), key=self._order):
-            member = self._member(t, view)
+        room = {e.id for e in view.engines if self._has_room(e)}
+        waiting = [t for t in backlog.values() if self._member(t, view).engine in room]
+        for t in sorted(waiting, key=self._order):
+            member = self._members[t.id]
             space = self._spaces[member.engine]
             if not member.active and self._admits(t, space, view.engine(member.engine)):
                 admitted.append((t.id, self._admit(t, member, space)))
@@ -178,12 +180,14 @@ class ProgramScheduling(OneByOne):
     def _elsewhere(
         self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
-        admitted = []
+        admitted: list[tuple[TrajectoryId, EngineId]] = []
+        name = max(self._spaces, key=lambda e: self._spaces[e].tokens, default=None)
         for t in backlog.values():
+            if name is None or not self._has_room(view.engine(name)):
+                break
             member = self._member(t, view)
             if member.active:
                 continue
-            name = max(self._spaces, key=lambda e: self._spaces[e].tokens)
             space, own = self._spaces[name], self._spaces[member.engine]
             least = max(own.tokens, 0.0) + self._headroom * t.context_tokens
             if space.tokens >= least and self._admits(t, space, view.engine(name)):
@@ -191,6 +195,7 @@ class ProgramScheduling(OneByOne):
                 space.waiting += 1
                 member.engine, member.prefill_s = name, self._prefill_s(view.engine(name))
                 admitted.append((t.id, self._admit(t, member, space)))
+                name = max(self._spaces, key=lambda e: self._spaces[e].tokens)
         return admitted
 
     def _member(self, t: TrajectoryView, view: View) -> Member:
@@ -203,8 +208,12 @@ class ProgramScheduling(OneByOne):
 
     def _admits(self, t: TrajectoryView, space: Space, engine: EngineView) -> bool:
         fits = self._need(t) <= space.tokens or not space.active
+        return fits and self._has_room(engine)
+
+    def _has_room(self, engine: EngineView) -> bool:
+        """Whether it may have one more active trajectory, if its KV holds that."""
         free = engine.in_flight <= engine.running_steps
-        return fits and free and space.active < self._max_active
+        return free and self._spaces[engine.id].active < self._max_active
 
     def _admit(self, t: TrajectoryView, member: Member, space: Space) -> EngineId:
         if member.waits_since_s is not None:

@@ -1,0 +1,115 @@
+"""The rounds of a search: settings on a part of a large cluster, then the best on all of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from heddle.comparison.tuning import Variant, running_steps
+from heddle.config import RunConfig
+from heddle.search.policies import FIRST, is_ours
+from heddle.search.race import (
+    FINALISTS,
+    JUDGED,
+    LAST,
+    NEAR,
+    SETTINGS_KEPT,
+    WIDE,
+    Race,
+    drafted,
+)
+from heddle.setup import Workspace
+
+HOPELESS: Final = 1.6
+"""Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
+SCREENED: Final = 1_200
+"""Trajectories on which settings are found, at least, where a search does not do so on all."""
+SCREENED_GROUPS: Final = 64
+"""And their groups."""
+ENGINES_LEFT: Final = 2
+"""And engines of the widest TP degree."""
+SLOTS_KEPT: Final = 2
+"""Numbers of running steps of a setting that run on all of the cluster."""
+
+
+def share_of(config: RunConfig, candidates: Sequence[Variant], workspace: Workspace) -> int:
+    """On one of how many GPUs and groups settings are found; 1 for what cannot be divided."""
+    cluster, workload = config.cluster, workspace.workload(config)
+    parts = ("pool", "mix", "standby_tp", "tool_capacity", "tool_pools")
+    if any(getattr(cluster, name) for name in parts) or any(c.cluster.roles for c in candidates):
+        return 1
+    widest = max(c.cluster.engine_gpus for c in candidates)
+    most = min(
+        workload.trajectories // SCREENED,
+        len(workload.scripts.trajectory("group").occurring()) // SCREENED_GROUPS,
+        cluster.gpus // (ENGINES_LEFT * widest),
+    )
+    return next((n for n in range(most, 1, -1) if cluster.gpus % (n * widest) == 0), 1)
+
+
+def all_rounds(
+    race: Race, small: Race, find_settings: Callable[[Race], None], *, keeps_best: bool
+) -> None:
+    """The rounds of a race, each of fewer candidates on more draws.
+
+    Where `small` is another race, on a part of the cluster, settings are found there, and those
+    that are good run on all of it; at least the best does, though the time is over.
+    """
+    if small is race:
+        find_settings(race)
+    else:
+        if not small.completes(lambda: find_settings(small), keeps_best=keeps_best):
+            race.stop()
+        best, *others = [*small.near(NEAR, FINALISTS, slots=SLOTS_KEPT), *of_policies(small)]
+        race.run([best], [0], always=True)
+        race.run(others, [0])
+    race.run(race.near(NEAR, FINALISTS, slots=1), [1, 2], within=WIDE)
+    race.run(race.near(NEAR, LAST, slots=1), range(race.draws))
+
+
+def first_rounds(
+    race: Race,
+    *,
+    config: RunConfig,
+    candidates: Sequence[Variant],
+    slots: Sequence[int] | None,
+    speculations: Sequence[str],
+    workspace: Workspace,
+) -> None:
+    """The first rounds: policies at TP degrees, then the best with other slots and drafts.
+
+    All policies have the drafts that are best for `FIRST`, and later each of the best its own.
+    """
+    first = [each for each in candidates if each.policy == FIRST] or list(candidates)
+    each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
+    race.run((drafted(each, way) for each in first for way in each_way), [0], always=True)
+    best = race.ranked()[0].cluster.speculation
+    known = {
+        each.cluster.tps: times[0]
+        for each, times in race.made["search"].items()
+        if each.cluster.speculation == best
+    }
+    least_s = min(known.values())
+    with_best = [
+        each
+        for each in (drafted(each, (best,) if speculations else ()) for each in candidates)
+        if each.planned or known.get(each.cluster.tps, 0.0) <= HOPELESS * least_s
+    ]
+    # Ours first: where they are far ahead, simulations of all others end sooner.
+    race.run((each for each in with_best if is_ours(each.policy)), [0], within=WIDE)
+    race.run(with_best, [0], within=WIDE)
+    profiles = workspace.profiles(config.cluster)
+    numbers = running_steps(config.cluster, profiles, "best" if slots is None else slots)
+    race.run_slots(race.near(WIDE, SETTINGS_KEPT), numbers)
+    if speculations:
+        kept = race.near(NEAR, SETTINGS_KEPT)
+        race.run((drafted(each, way) for each in kept for way in each_way), [0], within=NEAR)
+
+
+def of_policies(race: Race) -> list[Variant]:
+    """The best settings of some policies, `FIRST` and the best of uniform engines among them."""
+    by_policy: dict[str, Variant] = {}
+    ranked, distinct = race.ranked(), race.distinct()
+    for each in distinct:
+        by_policy.setdefault(each.policy.partition("+")[0], each)
+    uniform = [each for each in distinct if not each.planned]
+    tuned = [each for each in ranked if each.policy == FIRST]
+    return [*list(by_policy.values())[:JUDGED], *uniform[:1], *tuned[:1]]
