@@ -160,26 +160,14 @@ def search(
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
-    race = race_with()
-    race.simplicity = cache(lambda each: _simplicity(each, config, shared))
-    share = share_of(config, candidates, shared)
+    race, share = race_with(), share_of(config, candidates, shared)
     small = race if share == 1 else race_with(share=share)
-    small.simplicity = race.simplicity
-    find_settings = partial(
-        first_rounds,
-        config=config,
-        candidates=candidates,
-        slots=slots,
-        speculations=tried,
-        workspace=shared,
-    )
-    rounds = partial(all_rounds, race, small, find_settings, keeps_best=keeps_best)
+    small.simplicity = race.simplicity = cache(lambda each: _simplicity(each, config, shared))
+    first = partial(first_rounds, small, config, candidates, slots, tried, shared)
+    rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
-    own = [
-        drafted(c, tried[:1])
-        for c in candidates
-        if c.policy == comes and c.cluster == settings.base
-    ]
+    plain = [c for c in candidates if c.policy == comes and c.cluster == settings.base]
+    own = [drafted(each, tried[:1]) for each in plain]
     compared = dict.fromkeys([*race.near(NEAR, LAST, slots=1), *of_policies(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
@@ -197,7 +185,7 @@ def search(
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
         gpus=setups[chosen].profiles.pools,
-        simulations=race.simulations + (0 if small is race else small.simulations),
+        simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete,
         draws=race.draws,

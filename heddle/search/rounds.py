@@ -46,7 +46,7 @@ def share_of(config: RunConfig, candidates: Sequence[Variant], workspace: Worksp
 
 
 def all_rounds(
-    race: Race, small: Race, find_settings: Callable[[Race], None], *, keeps_best: bool
+    race: Race, small: Race, find_settings: Callable[[], None], *, keeps_best: bool
 ) -> None:
     """The rounds of a race, each of fewer candidates on more draws.
 
@@ -54,9 +54,9 @@ def all_rounds(
     that are good run on all of it; at least the best does, though the time is over.
     """
     if small is race:
-        find_settings(race)
+        find_settings()
     else:
-        if not small.completes(lambda: find_settings(small), keeps_best=keeps_best):
+        if not small.completes(find_settings, keeps_best=keeps_best):
             race.stop()
         best, *others = [*small.near(NEAR, FINALISTS, slots=SLOTS_KEPT), *of_policies(small)]
         race.run([best], [0], always=True)
@@ -67,7 +67,6 @@ def all_rounds(
 
 def first_rounds(
     race: Race,
-    *,
     config: RunConfig,
     candidates: Sequence[Variant],
     slots: Sequence[int] | None,

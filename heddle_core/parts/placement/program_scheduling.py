@@ -164,8 +164,8 @@ class ProgramScheduling(OneByOne):
         self, backlog: Mapping[TrajectoryId, TrajectoryView], view: View
     ) -> list[tuple[TrajectoryId, EngineId]]:
         admitted = []
-        room = {e.id for e in view.engines if self._has_room(e)}
-        waiting = [t for t in backlog.values() if self._member(t, view).engine in room]
+        ready = {e.id for e in view.engines if self._takes_one_more(e)}
+        waiting = [t for t in backlog.values() if self._member(t, view).engine in ready]
         for t in sorted(waiting, key=self._order):
             member = self._members[t.id]
             space = self._spaces[member.engine]
@@ -183,7 +183,7 @@ class ProgramScheduling(OneByOne):
         admitted: list[tuple[TrajectoryId, EngineId]] = []
         name = max(self._spaces, key=lambda e: self._spaces[e].tokens, default=None)
         for t in backlog.values():
-            if name is None or not self._has_room(view.engine(name)):
+            if name is None or not self._takes_one_more(view.engine(name)):
                 break
             member = self._member(t, view)
             if member.active:
@@ -208,9 +208,9 @@ class ProgramScheduling(OneByOne):
 
     def _admits(self, t: TrajectoryView, space: Space, engine: EngineView) -> bool:
         fits = self._need(t) <= space.tokens or not space.active
-        return fits and self._has_room(engine)
+        return fits and self._takes_one_more(engine)
 
-    def _has_room(self, engine: EngineView) -> bool:
+    def _takes_one_more(self, engine: EngineView) -> bool:
         """Whether it may have one more active trajectory, if its KV holds that."""
         free = engine.in_flight <= engine.running_steps
         return free and self._spaces[engine.id].active < self._max_active
