@@ -60,9 +60,19 @@ def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
 
 
 def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:
-    """As given, else a node's GPUs where they divide those of a stage; 1 without experts."""
-    if not trained_model(config.run.cluster.model).moe:
+    """As given, else a node's GPUs where they divide those of a stage; 1 without experts.
+
+    Raises:
+        TrainingError: the given degree does not divide the experts.
+    """
+    model = trained_model(config.run.cluster.model)
+    if not model.moe:
         return 1
+    if config.train_ep and model.experts % config.train_ep:
+        raise TrainingError(
+            f"loop.train_ep = {config.train_ep} does not divide the {model.experts} experts of "
+            f"{model.name}: take a divisor of {model.experts}"
+        )
     return config.train_ep or math.gcd(stage_gpus, NODE_EXPERTS)
 
 

@@ -42,7 +42,7 @@ class LoopSettings:
     None: both are a part of these."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
-    colocated_speed: Annotated[float | None, Bounds(above=0, most=1)] = None
+    colocated_speed: Annotated[float | None, Bounds(0.01, 1)] = None
     """Of a colocated trainer over one apart. None: verl's, 0.90 with FSDP, 0.76 with Megatron."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
     """Trainer."""

@@ -25,7 +25,7 @@ from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout
+from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout, speed_up
 from heddle_sim.training_files import load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
@@ -205,6 +205,7 @@ def prepare_loop(
         )
     gpus, shared = config.trainer_gpus, config.colocated
     layout = fitting_layout(config, gpus, run.workload.largest_tokens, _own_gpus(regime))
+    speed_up(cluster.gpu, config.train_precision)
     file = load_training()
     update = file.weight_update.time(
         cluster.model,

@@ -33,10 +33,10 @@ SLOTS_KEPT: Final = 2
 def share_of(config: RunConfig, candidates: Sequence[Variant], workspace: Workspace) -> int:
     """On one of how many GPUs and groups settings are found; 1 for what cannot be divided."""
     cluster, workload = config.cluster, workspace.workload(config)
-    parts = ("pool", "mix", "standby_tp", "tool_capacity", "tool_pools")
+    parts = ("pool", "mix", "standby_tp", "tool_capacity", "tool_pools", "failures")
     if any(getattr(cluster, name) for name in parts) or any(c.cluster.roles for c in candidates):
         return 1
-    widest = max(c.cluster.engine_gpus for c in candidates)
+    widest = max([*(c.cluster.engine_gpus for c in candidates), *(cluster.tp_choices or ())])
     most = min(
         workload.trajectories // SCREENED,
         len(workload.scripts.trajectory("group").occurring()) // SCREENED_GROUPS,
@@ -59,7 +59,13 @@ def all_rounds(
         if not small.completes(find_settings, keeps_best=keeps_best):
             race.stop()
         best, *others = [*small.near(NEAR, FINALISTS, slots=SLOTS_KEPT), *of_policies(small)]
-        race.run([best], [0], always=True)
+        try:
+            race.run([best], [0], always=True)
+        except KeyboardInterrupt:
+            if race.over or not keeps_best:
+                raise
+            race.stop()
+            race.run([best], [0], always=True)
         race.run(others, [0])
     race.run(race.near(NEAR, FINALISTS, slots=1), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST, slots=1), range(race.draws))

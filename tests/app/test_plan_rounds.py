@@ -50,7 +50,9 @@ def test_settings_are_found_on_a_part_that_has_enough_of_everything(
     assert share(config) == 2  # two engines of TP 8 are left
     assert share(config, gpus=16) == share(config, gpus=24) == 1
     assert share(config, gpus=96) == 4  # two groups are left; 6 would leave fewer
-    assert share(config, tool_capacity=4) == 1
+    assert share(config, tool_capacity=4) == share(config, failures="e3@50") == 1
+    assert share(config, gpus=33) == 3  # of one TP degree only
+    assert share(config, gpus=33, tp_choices=(1, 8)) == 1
     monkeypatch.setattr(rounds, "SCREENED", 17)
     assert share(config) == 1
 
@@ -97,24 +99,28 @@ def test_those_that_are_good_on_a_part_run_on_all(config: RunConfig):
     )
 
 
-def interrupted_at(call: int, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> SearchResult:
+def interrupted_at(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, *at: int, on_all: bool = False
+) -> SearchResult:
+    """A search with signals in the runs of these numbers, with `on_all` of those on all GPUs."""
     run, calls = Race.run, []
 
     def interrupted(race: Race, *args: Any, **options: Any) -> None:
-        calls.append(race)
-        if len(calls) == call:
-            raise KeyboardInterrupt
+        if not on_all or race._shared[2] == 1:
+            calls.append(race)
+            if len(calls) in at:
+                raise KeyboardInterrupt
         run(race, *args, **options)
 
     monkeypatch.setattr(Race, "run", interrupted)
     return search(config, policies=("verl", "slime"), prices=PRICES, jobs=1)
 
 
-@pytest.mark.parametrize("call", [2, 3, 5])
+@pytest.mark.parametrize(("call", "on_all"), [(2, False), (3, False), (5, False), (1, True)])
 def test_an_interrupted_search_on_a_part_judges_the_best_of_it(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch, call: int
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, call: int, on_all: bool
 ):
-    found = interrupted_at(call, config, monkeypatch)
+    found = interrupted_at(config, monkeypatch, call, on_all=on_all)
     assert not found.complete
     assert len(found.best.times) == found.draws
 
@@ -123,7 +129,12 @@ def test_a_signal_before_the_first_simulations_ends_is_raised(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ):
     with pytest.raises(KeyboardInterrupt):
-        interrupted_at(1, config, monkeypatch)
+        interrupted_at(config, monkeypatch, 1)
+
+
+def test_a_second_signal_is_raised(config: RunConfig, monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_at(config, monkeypatch, 1, 2, on_all=True)
 
 
 def test_a_search_on_a_part_without_time_judges_what_it_has(config: RunConfig):

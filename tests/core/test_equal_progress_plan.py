@@ -161,6 +161,26 @@ def test_a_history_of_some_prompts_has_the_lengths_of_their_next_samples(between
     assert past.of_prompts([]) is past
 
 
+@pytest.mark.parametrize(
+    "samples",
+    [[[9]], [[0], [0]], [[5, 5]] * 3, [[5, 5], [9, 9]], [[1], [40]], [[10**18, 1], [10**15, 7, 2]]],
+)
+@pytest.mark.parametrize("quantiles", [None, (5.0,) * 8, (0.0,), (3.0, 900.0)])
+def test_a_history_of_some_prompts_has_finite_lengths_whatever_its_samples(samples, quantiles):
+    every = [n for own in samples for n in own]
+    past = replace(
+        history(),
+        output_quantiles=quantiles or tuple(np.quantile(every, (np.arange(9) + 0.5) / 9).tolist()),
+        group_totals={GroupId(str(i)): own for i, own in enumerate(samples)},
+        longest_output_tokens=float(max(every)),
+    )
+    found = past.of_prompts([GroupId("0")])
+    lengths = np.array(found.output_quantiles)
+    assert np.isfinite([*lengths, *found.tool_s_beyond, *found.appended_beyond]).all()
+    assert len(lengths) == len(past.output_quantiles)
+    assert (np.diff(lengths) >= 0.0).all()
+
+
 def test_engines_change_between_rollouts_where_that_pays():
     narrow = StepCost(t0_s=0.010, t1_s=0.0010, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
     wide = replace(narrow, t0_s=0.006, t1_s=0.0009)

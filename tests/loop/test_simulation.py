@@ -520,7 +520,7 @@ def test_a_trainer_has_the_precision_and_the_padding_of_its_keys(trace: str):
 
     assert train_s(train_precision="fp8") < train_s() < train_s(train_padded=True)
     with pytest.raises(ValueError, match="does not train in 'mxfp8', but in bf16, fp8"):
-        train_s(train_precision="mxfp8")
+        prepared(trace, "sync", train_precision="mxfp8")
 
 
 def test_a_colocated_trainer_has_the_speed_of_its_key_or_that_of_verl(trace: str):
@@ -539,8 +539,10 @@ def test_experts_are_spread_over_a_node_before_tp_cuts_them(trace: str):
 
     assert (layout(32).tp, layout(32).ep) == (1, 8)
     assert layout(32, train_ep=16).ep == 16
-    with pytest.raises(ValueError, match="and EP 5 divides 32 GPUs"):
-        layout(32, train_ep=5)
+    with pytest.raises(ValueError, match="and EP 64 divides 32 GPUs"):
+        layout(32, train_ep=64)
+    with pytest.raises(ValueError, match="train_ep = 5 does not divide the 128 experts"):
+        layout(40, train_ep=5)
     assert prepared(trace, "sync").layout.ep == 1
 
 
