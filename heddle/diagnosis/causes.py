@@ -67,7 +67,8 @@ def cause_of(found: Differences) -> Cause:
     }
     total = sum(map(abs, direct.values()))
     if abs(queue) > MOST * every and total <= WITHIN:
-        return Cause("queueing", "only queues differ: slots, engines or policy are not as stated")
+        why = "of requests only queues differ: slots, engines or policy are not as stated"
+        return Cause("queueing", why)
     part = max(direct, key=lambda name: abs(direct[name]))
     if abs(direct[part]) < MOST * total or direct[part] * found.makespan < 0.0:
         return Cause(UNKNOWN, "no part has most of the difference")
