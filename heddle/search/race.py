@@ -94,6 +94,8 @@ class Race:
         """Time by candidate and number of the draw; infinite where it was stopped."""
         self.simplicity: Callable[[Variant], Any] = lambda _: 0
         """A key of candidates that decide alike: the least one stands for all."""
+        self.slots: int | None = None
+        """Numbers of running steps of one setting that `near` has; None: all."""
         self._used: dict[Variant, int] = {}
         """Slots that a candidate used on the first draw, where it had more."""
         self.slowest_s = 0.0
@@ -220,9 +222,9 @@ class Race:
             chosen.append(min([first, *same], key=self.simplicity) if same else first)
         return chosen
 
-    def near(self, within: float, most: int, *, slots: int | None = None) -> list[Variant]:
+    def near(self, within: float, most: int) -> list[Variant]:
         """The best of `distinct` so far and those within so many times of it; of those that differ
-        in slots only, so many."""
+        in slots only, `slots`."""
         made = self.made["search"]
         best, *_ = ranked = self.distinct()
         limit_s = within * fmean(made[best].values())
@@ -230,7 +232,7 @@ class Race:
         for each in ranked:
             if fmean(made[each].values()) <= limit_s:
                 found[with_slots(each, 1)].append(each)
-        kept = {each for alike in found.values() for each in alike[:slots]}
+        kept = {each for alike in found.values() for each in alike[: self.slots]}
         return [each for each in ranked if each in kept][:most]
 
     def alike(self, candidate: Variant) -> list[Variant]:

@@ -168,7 +168,7 @@ def search(
     complete = race.completes(rounds, keeps_best=keeps_best)
     plain = [c for c in candidates if c.policy == comes and c.cluster == settings.base]
     own = [drafted(each, tried[:1]) for each in plain]
-    compared = dict.fromkeys([*race.near(NEAR, LAST, slots=1), *of_policies(race), *own])
+    compared = dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))

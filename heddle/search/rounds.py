@@ -58,7 +58,8 @@ def all_rounds(
     else:
         if not small.completes(find_settings, keeps_best=keeps_best):
             race.stop()
-        best, *others = [*small.near(NEAR, FINALISTS, slots=SLOTS_KEPT), *of_policies(small)]
+        small.slots, race.slots = SLOTS_KEPT, 1
+        best, *others = [*small.near(NEAR, FINALISTS), *of_policies(small)]
         try:
             race.run([best], [0], always=True)
         except KeyboardInterrupt:
@@ -67,8 +68,8 @@ def all_rounds(
             race.stop()
             race.run([best], [0], always=True)
         race.run(others, [0])
-    race.run(race.near(NEAR, FINALISTS, slots=1), [1, 2], within=WIDE)
-    race.run(race.near(NEAR, LAST, slots=1), range(race.draws))
+    race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
+    race.run(race.near(NEAR, LAST), range(race.draws))
 
 
 def first_rounds(
