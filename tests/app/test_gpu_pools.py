@@ -256,12 +256,12 @@ def test_tables_of_pools_are_checked_by_key(
     assert "mixed.toml: cluster.pool.gpus" in refused(*ONE_RUN, trace, "-c", toml)
 
 
-def test_loops_and_vllm_engines_take_one_class(
+def test_loops_name_the_trainers_type_and_vllm_engines_take_one_class(
     trace: Path, refused: Callable[..., str], tmp_path: Path
 ):
     toml = tmp_path / "mixed.toml"
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = 8\n')
-    assert "give --gpu and --gpus in place of pools" in refused(
+    assert "give loop.train_gpu, the GPU type of the trainer" in refused(
         "loop", trace, "-c", toml, "--regimes", "sync"
     )
     vllm = ("--engine", "vllm", "--model-dir", tmp_path)
