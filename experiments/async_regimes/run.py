@@ -1,10 +1,9 @@
 """L: asynchronous and partial rollout over the synchronous step, as their systems report it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from experiments.harness.drawing import page, save
+from experiments.harness.drawing import ratio_bars
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
 from experiments.harness.loops import Lengths, Loop, sized, step_s
@@ -135,10 +134,4 @@ def measure(context: Context) -> Measured:
     return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
 
 
-def draw(data: Any, path: Path) -> None:
-    """A bar for each ratio."""
-    figure, ax = page(1, width=7.0)
-    ax.barh(list(data), list(data.values()))
-    ax.axvline(1.0, color="#777777", lw=0.8)
-    ax.set(xlabel="ratio")
-    save(figure, path)
+draw = ratio_bars

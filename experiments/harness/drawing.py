@@ -119,3 +119,12 @@ def line(
     low, high = [v["low"] for v in values], [v["high"] for v in values]
     if all(map(_drawn, values)) and any(a < b for a, b in zip(low, high, strict=True)):
         axes.fill_between(x, low, high, color=shade, alpha=0.15, linewidth=0)
+
+
+def ratio_bars(data: Mapping[str, float], path: Path) -> None:
+    """A bar for each ratio."""
+    figure, ax = page(1, width=7.0)
+    ax.barh(list(data), list(data.values()))
+    ax.axvline(1.0, color="#777777", lw=0.8)
+    ax.set(xlabel="ratio")
+    save(figure, path)
