@@ -1,9 +1,12 @@
 """Tables of published figures: one row a line, errors with file and line."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+Row = TypeVar("Row")
 
 
 class PublishedRowsError(ValueError):
@@ -44,6 +47,25 @@ class LeftOut:
 
     line: int
     rule: str
+
+
+def read_rows(
+    paths: Iterable[Path], columns: tuple[str, ...], row_of: Callable[[Line], Row | str]
+) -> tuple[list[Row], list[LeftOut]]:
+    """Read tables in their order; `row_of` makes a row of a line, or says why it is left out.
+
+    Raises PublishedRowsError with file and line for a table that cannot be read.
+    """
+    rows: list[Row] = []
+    out: list[LeftOut] = []
+    for path in paths:
+        for line in read_lines(path, columns):
+            found = row_of(line)
+            if isinstance(found, str):
+                out.append(LeftOut(line.number, found))
+            else:
+                rows.append(found)
+    return rows, out
 
 
 def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_lines
+from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.profile_files import Profile
 
 COLUMNS = (
@@ -83,15 +83,7 @@ def read_serving_rows(paths: Iterable[Path]) -> tuple[list[ServingRow], list[Lef
 
     Raises PublishedRowsError with file, line and column for a table that cannot be read.
     """
-    rows: list[ServingRow] = []
-    out: list[LeftOut] = []
-    for path in paths:
-        for line in read_lines(path, COLUMNS):
-            found = _row(line)
-            if isinstance(found, str):
-                out.append(LeftOut(line.number, found))
-            else:
-                rows.append(found)
+    rows, out = read_rows(paths, COLUMNS, _row)
     kept, again = _once(rows)
     credible, slow = _credible(kept)
     return credible, [*out, *again, *slow]

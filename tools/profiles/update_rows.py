@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_lines
+from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.trained_models import MODELS
 from heddle_sim.weight_update import WEIGHT_BYTES, tensors_of
 from tools.profiles.training_rows import document, model_name
@@ -74,16 +74,7 @@ def read_update_rows(*paths: Path) -> tuple[list[UpdateRow], list[LeftOut]]:
 
     Raises PublishedRowsError with file and line for a table that cannot be read.
     """
-    rows: list[UpdateRow] = []
-    out: list[LeftOut] = []
-    for path in paths:
-        for line in read_lines(path, COLUMNS):
-            found = _row(line)
-            if isinstance(found, str):
-                out.append(LeftOut(line.number, found))
-            else:
-                rows.append(found)
-    return rows, out
+    return read_rows(paths, COLUMNS, _row)
 
 
 def _method(line: Line) -> str | None:
