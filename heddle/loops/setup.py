@@ -205,7 +205,7 @@ def prepare_loop(
         )
     gpus, shared = config.trainer_gpus, config.colocated
     layout = fitting_layout(config, gpus, run.workload.largest_tokens, _own_gpus(regime))
-    speed_up(cluster.gpu, config.train_precision)
+    speed_up(config.trainer_gpu, config.train_precision)
     file = load_training()
     update = file.weight_update.time(
         cluster.model,
