@@ -521,6 +521,7 @@ def test_a_trainer_has_the_precision_and_the_padding_of_its_keys(trace: str):
     assert train_s(train_precision="fp8") < train_s() < train_s(train_padded=True)
     with pytest.raises(ValueError, match="does not train in 'mxfp8', but in bf16, fp8"):
         prepared(trace, "sync", train_precision="mxfp8")
+    assert train_s(train_precision="mxfp8", train_gpu="b200") < train_s(train_gpu="b200")
 
 
 def test_a_colocated_trainer_has_the_speed_of_its_key_or_that_of_verl(trace: str):
