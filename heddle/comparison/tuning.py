@@ -26,7 +26,7 @@ from heddle.config_files import ConfigError
 from heddle.search.policies import is_other_system
 from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
-from heddle_core.parts.planner import FixedPlan
+from heddle_core.parts.planner import FixedPlan, SharesPlan
 from heddle_core.parts.predictor import NoPrediction
 from heddle_core.policy import NoConsolidation
 from heddle_rollout.speculation import SCHEDULE
@@ -116,7 +116,8 @@ class Tuning:
         ]
         check_tags_used(config.policy.tags, every)
         for name, policy in zip(policies, every, strict=True):
-            planned = not isinstance(policy.planner, FixedPlan)
+            planner = policy.planner
+            planned = not isinstance(planner, FixedPlan) or isinstance(planner, SharesPlan)
             swept = self.swept and not planned
             predicts = not isinstance(policy.predictor, NoPrediction)
             never_starts = isinstance(policy.consolidation, NoConsolidation)

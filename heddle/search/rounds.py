@@ -18,8 +18,6 @@ from heddle.search.race import (
 )
 from heddle.setup import Workspace
 
-HOPELESS: Final = 1.6
-"""Times the best makespan of `FIRST` at which a TP degree is not tried under other policies."""
 SCREENED: Final = 1_200
 """Trajectories on which settings are found, at least, where a search does not do so on all."""
 SCREENED_GROUPS: Final = 64
@@ -60,8 +58,9 @@ def all_rounds(
             race.stop()
         small.slots, race.slots = SLOTS_KEPT, 1
         best, *others = [*small.near(NEAR, FINALISTS), *of_policies(small)]
+        race.wall_s |= small.wall_s
         try:
-            race.run([best], [0], always=True)
+            race.run([best] if race.over else [best, *others[:1]], [0], always=True)
         except KeyboardInterrupt:
             if race.over or not keeps_best:
                 raise
@@ -88,17 +87,8 @@ def first_rounds(
     each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
     race.run((drafted(each, way) for each in first for way in each_way), [0], always=True)
     best = race.ranked()[0].cluster.speculation
-    known = {
-        each.cluster.tps: times[0]
-        for each, times in race.made["search"].items()
-        if each.cluster.speculation == best
-    }
-    least_s = min(known.values())
-    with_best = [
-        each
-        for each in (drafted(each, (best,) if speculations else ()) for each in candidates)
-        if each.planned or known.get(each.cluster.tps, 0.0) <= HOPELESS * least_s
-    ]
+    every = [drafted(each, (best,) if speculations else ()) for each in candidates]
+    with_best = race.promising(every, "search")
     # Ours first: where they are far ahead, simulations of all others end sooner.
     race.run((each for each in with_best if is_ours(each.policy)), [0], within=WIDE)
     race.run(with_best, [0], within=WIDE)

@@ -85,10 +85,10 @@ def tuned(
 ) -> Tuned:
     """Find the best TP degree and number of running steps of each policy.
 
-    All TP degrees run under the first seed, then other numbers of running steps at the best of
-    each policy; the two best settings of each then run under all `seeds`, by default `SEEDS`, or
-    one where a simulation takes over `LONG_S`. A simulation that passes the best of its policy is
-    stopped. `tps` and `slots` None: those of the cluster.
+    All promising TP degrees run under the first seed, then other numbers of running steps at the
+    best of each policy; the two best settings of each then run under all `seeds`, by default
+    `SEEDS`, or one where a simulation takes over `LONG_S`. A simulation that passes the best of its
+    policy is stopped. `tps` and `slots` None: those of the cluster.
 
     Raises:
         ConfigError: a policy that is unknown, no `jobs`, or a setting that cannot be used.
@@ -162,13 +162,14 @@ def _rounds(
     (first, *_) = _by_policy(race)[reference]
     best_way = (first.cluster.speculation,) if ways else ()
     everyone = [drafted(c, best_way) for c in candidates]
+    promising = race.promising(everyone, "whole")
     race.run((c for c in everyone if c.planned or c.cluster == first.cluster), [0], half="whole")
-    race.run(everyone, [0], half="whole", within=NEAR, own=True)
+    race.run(promising, [0], half="whole", within=NEAR, own=True)
     best = [each for group in _by_policy(race).values() for each in group[:1]]
     race.run_slots(best, numbers, half="whole", own=True)
     more = [drafted(each, way) for each in best for way in each_way]
     race.run(more, [0], half="whole", within=NEAR, own=True)
-    count = (1 if race.slowest_s > LONG_S else SEEDS) if seeds is None else seeds
+    count = (1 if max(race.wall_s.values()) > LONG_S else SEEDS) if seeds is None else seeds
     two = [each for group in _by_policy(race).values() for each in _two(race, group)]
     race.run(two, range(count), half="whole")
     return count
