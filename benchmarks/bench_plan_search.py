@@ -65,7 +65,7 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     alike: defaultdict[tuple[Any, ...], list[Mapping[str, float]]] = defaultdict(list)
     for cell in cells:
         alike[cell["trace"], cell["gpus"], cell["history"]].append(cell["settings"])
-    fixed = [ratio for each in alike.values() for ratio in _best_fixed(each)]
+    fixed = [ratio for each in alike.values() for ratio in best_fixed(each)]
     return {
         "cells": len(cells),
         "of_hindsight": {"mean": fmean(ratios), "least": min(ratios)},
@@ -85,7 +85,7 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _best_fixed(alike: Sequence[Mapping[str, float]]) -> list[float]:
+def best_fixed(alike: Sequence[Mapping[str, float]]) -> list[float]:
     """Ratios to hindsight, by seed, of the setting that is best over all seeds."""
     tried = {name: [of.get(name, 0.0) for of in alike] for name in alike[0]}
     return max(tried.values(), key=fmean)

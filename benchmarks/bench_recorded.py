@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench_plan_search import FILLED, SHARED, makespan_s
+from benchmarks.bench_plan_search import FILLED, SHARED, best_fixed, makespan_s
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import tuning
 from heddle.config import RunConfig
@@ -63,11 +63,17 @@ def _summary(cells: Sequence[Mapping[str, Any]], policy: str, history: str) -> d
         by_cell.setdefault((cell["trace"], cell["slots"]), []).append(ratio)
     means = {key: fmean(own) for key, own in by_cell.items()}
     least = min(means, key=lambda key: means[key])
+    settings: dict[tuple[str, int], list[Mapping[str, float]]] = {}
+    for cell in cells:
+        settings.setdefault((cell["trace"], cell["slots"]), []).append(cell["settings"])
+    # One baseline's setting for all orders of a cell, chosen in hindsight.
+    fixed = [fmean(best_fixed(alike)) for alike in settings.values()]
     return {
         "policy": policy,
         "history": history,
         "of_hindsight": {"mean": fmean(ratios), "least": min(ratios)},
         "least_cell": {"trace": least[0], "slots": least[1], "mean": means[least]},
+        "best_fixed": {"mean": fmean(fixed), "least": min(fixed)},
         "over_tuned": fmean(cell[history][policy] / cell["tuned"] for cell in cells),
     }
 
@@ -96,6 +102,7 @@ def _cell(halves: tuple[Path, Path], slots: int, policies: Sequence[str]) -> dic
         "slots": slots,
         "trajectories": judged.trajectories,
         "hindsight": f"{best[0]}@tp{best[1]}",
+        "settings": {f"{each[0]}@tp{each[1]}": times[best] / times[each] for each in settings},
         # Of the baseline whose setting is best on the history.
         "tuned": times[best] / times[tuned],
         "history": {

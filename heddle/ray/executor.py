@@ -24,11 +24,21 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
+def shared_by_tasks(shared: object) -> Any:
+    """Put an object into the store of the Ray cluster, once for tasks of several calls.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers at RAY_ADDRESS.
+    """
+    return connected("runtime.executor = ray").put(shared)
+
+
 class RayTasks(Generic[S]):
     """Each job is a task of one core, on a node that Ray chooses."""
 
     def __init__(self, shared: S, *, at_once: int | None = None, out: Path | None = None) -> None:
-        """`at_once`: tasks that are submitted at once; None: all, and Ray queues them.
+        """`shared`: any object, or one of `shared_by_tasks`. `at_once`: tasks that are submitted at
+        once; None: all, and Ray queues them.
 
         `out` is the folder that jobs write into, if they do: a node that does not see it fails its
         jobs.
@@ -47,7 +57,9 @@ class RayTasks(Generic[S]):
     ) -> Iterator[tuple[int, R]]:
         """See `Executor.map`. A job of a node that dies runs again on another."""
         ray = self._ray
-        shared = ray.put(self._shared)
+        shared = self._shared
+        if not isinstance(shared, ray.ObjectRef):
+            shared = ray.put(shared)
         counts = self._counts(len(jobs)) if on_progress else None
         task = ray.remote(_in_task).options(num_cpus=1, max_retries=3)
         index_of: dict[Any, int] = {}

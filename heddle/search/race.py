@@ -18,7 +18,8 @@ from heddle.comparison.tuning import Variant, with_policy
 from heddle.config import RunConfig
 from heddle.config_error import require
 from heddle.executor import Report
-from heddle.executor_choice import run_all
+from heddle.executor_choice import ExecutorKind, run_all
+from heddle.ray.executor import shared_by_tasks
 from heddle.search.draws import Draw, Half, drawn
 from heddle.search.makespan import simulated
 from heddle.setup import Workspace, prepare
@@ -68,6 +69,7 @@ class Race:
         *,
         draws: int,
         steps: int,
+        executor: ExecutorKind = "processes",
         jobs: int | None = None,
         budget_s: float | None = None,
         on_round: OnRound | None = None,
@@ -81,7 +83,9 @@ class Race:
             ConfigError: `jobs` is below 1.
         """
         require(jobs is None or jobs >= 1, f"jobs must be 1 or more, not {jobs}")
-        self._shared, self._simulate, self._jobs = shared, simulate, jobs
+        self._simulate, self._jobs = simulate, jobs
+        self._executor: ExecutorKind = executor
+        self._shared = shared if executor == "processes" else shared_by_tasks(shared)
         self.draws, self._steps = draws, steps
         self._ends_s = None if budget_s is None else time.monotonic() + budget_s
         self._on_round = on_round
@@ -160,7 +164,7 @@ class Race:
             best = ranked[0].name if ranked else ""
             watch = partial(self._watched, best, len(jobs))
         found = run_all(
-            "processes",
+            self._executor,
             self._shared,
             self._simulate,
             jobs,
@@ -358,6 +362,7 @@ def race_of(
         _makespan_s,
         draws=max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories)),
         steps=sum(len(script.steps) for script in workload.scripts) // share,
+        executor=config.runtime.executor,
         jobs=jobs,
         budget_s=budget_s,
         on_round=on_round,

@@ -21,11 +21,13 @@ from heddle.cluster.config import ClusterConfig
 from heddle.comparison.compare import compare
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.config_error import ConfigError
+from heddle.cost.prices import prices_of
 from heddle.executor import Report, WorkerError
 from heddle.ray import engines
 from heddle.ray.executor import RayTasks, _in_task, _Reporter
 from heddle.running import run
 from heddle.runs import load_run
+from heddle.search.result import search
 from heddle_core.events import (
     EngineFailed,
     EngineReady,
@@ -36,6 +38,7 @@ from heddle_core.events import (
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.checks import EngineSetupError
 from heddle_runtime.vllm.settings import installed_vllm
+from heddle_trace import synth, write_trace
 from tests.app.journals import Heddle
 from tests.app.test_compare import without_wall
 
@@ -150,6 +153,21 @@ def test_a_comparison_has_the_same_result_wherever_its_runs_are(config: RunConfi
     there = compare(config, ["verl", "slime"], seeds=2, out=tmp_path / "there", executor="ray")
     assert without_wall(here.plain()) == without_wall(there.plain())
     assert len(list((tmp_path / "there").iterdir())) == 4, "and no marker is left"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_search_finds_the_same_wherever_its_simulations_are(tmp_path: Path):
+    trace = tmp_path / "small.jsonl"
+    write_trace(trace, synth("coding", 64, 3, 8))
+    here = RunConfig(trace=str(trace), cluster=ClusterConfig(gpus=4))
+    there = replace(here, runtime=RuntimeConfig(executor="ray"))
+    found = [
+        search(each, policies=["verl", "slime"], prices=prices_of({}, ["h100"]))
+        for each in (here, there)
+    ]
+    assert found[0].simulations == found[1].simulations > 10
+    assert found[0].judged == found[1].judged
+    assert found[0].tried == found[1].tried
 
 
 def test_a_node_that_does_not_see_the_folder_of_runs_says_so(tmp_path):
