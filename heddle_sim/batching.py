@@ -265,7 +265,8 @@ class ContinuousBatch:
             drafted.propose(self._sequences)
         free_blocks = self.total_blocks - self.used_blocks
         # Few sequences need a block in one iteration; only a nearly full engine has to count them.
-        short = decoding.may_be_short(free_blocks) and decoding.blocks_due(1) > free_blocks
+        most_blocks = decoding.size * decoding.most_blocks
+        short = most_blocks > free_blocks and decoding.blocks_due(1) > free_blocks
         if (
             short
             or self._partial is not None
@@ -327,7 +328,8 @@ class ContinuousBatch:
 
     def _prefill(self, now_s: float, *, admit: bool) -> bool:
         """Choose the chunks of this iteration. Returns whether a step was preempted for it."""
-        budget = self._max_batched_tokens - self.decoding.tokens
+        decoding = self.decoding
+        budget = self._max_batched_tokens - decoding.size * (decoding.drafts + 1)
         request = self._partial
         if request is not None:
             start = request.computed_tokens
@@ -437,9 +439,10 @@ class ContinuousBatch:
         for request, chunk in self._chunks:
             tokens += chunk
             pairs += chunk * (request.computed_tokens - 0.5 * chunk)
-        table = self._table
+        table, decoding = self._table, self.decoding
         seconds = table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
-        return self._inverse_speed * (seconds + table.any_prefill_s(self.decoding.tokens))
+        decoded = decoding.size * (decoding.drafts + 1)
+        return self._inverse_speed * (seconds + table.any_prefill_s(decoded))
 
 
 def _scaled(seconds: Sequence[float], speed: float) -> Sequence[float]:

@@ -154,6 +154,7 @@ class DraftedBatch(DecodeBatch):
         """`base_s` are those of `drafting` at the engine's speed."""
         super().__init__(base_s[0], per_context_s, block_size)
         self.drafting = drafting
+        self.most_blocks = 1 + 2 * drafting.most_drafts
         self._fresh = drafting
         self._samples = samples
         self._after = [drafting.with_samples(n) for n in range(max(1, len(drafting.by_samples)))]
@@ -261,11 +262,6 @@ class DraftedBatch(DecodeBatch):
             return request.held
         return max(request.held, self._needs(request, self.iterations - 1))
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the next iteration verifies."""
-        return self.size * (self.drafts + 1)
-
     def _needs(self, request: Request, iterations: int) -> int:
         """Blocks that a request needs in the iteration after so many of the engine.
 
@@ -277,10 +273,6 @@ class DraftedBatch(DecodeBatch):
     def blocks_needed(self, request: Request) -> int:
         """Blocks that the request takes in the next iteration."""
         return max(0, self._needs(request, self.iterations) - self.held(request))
-
-    def may_be_short(self, free_blocks: int) -> bool:
-        """Whether the next iteration may need more than `free_blocks`; counting them decides."""
-        return self.size * (1 + 2 * self.drafting.most_drafts) > free_blocks
 
     def blocks_due(self, iterations: int) -> int:
         """KV blocks that the next `iterations` take."""

@@ -40,6 +40,7 @@ class DecodeBatch:
         "drafts",
         "first_end",
         "iterations",
+        "most_blocks",
         "size",
     )
 
@@ -65,6 +66,8 @@ class DecodeBatch:
         self.size = 0
         self.drafts = 0
         """Drafts of each sequence that the next iteration verifies."""
+        self.most_blocks = 1
+        """That a sequence takes in an iteration; counting them decides."""
         self.context_tokens = 0
         """Tokens of context that the next iteration attends to, each new token included."""
 
@@ -116,19 +119,10 @@ class DecodeBatch:
         """Blocks that a request holds."""
         return -(-(request.offset_tokens + self.iterations - 1) // self._block_size)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that the next iteration computes."""
-        return self.size
-
     def blocks_needed(self, request: Request) -> int:
         """Blocks that the request takes in the next iteration."""
         new = (request.offset_tokens + self.iterations - 1) % self._block_size == 0
         return 1 if new else 0
-
-    def may_be_short(self, free_blocks: int) -> bool:
-        """Whether the next iteration may need more than `free_blocks`; counting them decides."""
-        return self.size > free_blocks
 
     def blocks_due(self, iterations: int) -> int:
         """KV blocks that the next `iterations` take."""
