@@ -11,7 +11,8 @@ from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
 from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.measures import AFTER, Figures, figures
-from heddle_predict.model import Floats, Model
+from heddle_predict.model import Floats
+from heddle_predict.models import TreesModel
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 
@@ -69,7 +70,7 @@ def judge_quantiles(
     return judged
 
 
-def judge_model(model: Model, source: Source, pace: Pace) -> ByStep:
+def judge_model(model: TreesModel, source: Source, pace: Pace) -> ByStep:
     """Play a source to a model; its figures after each number of steps."""
     questions = examples(source.scripts, model.vocabulary, pace)
     return judge_quantiles(questions, answers(model, questions), model.levels)
