@@ -55,18 +55,14 @@ def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace)
     return judged
 
 
-def judge_quantiles(
-    questions: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
-) -> ByStep:
+def judge_quantiles(questions: Examples, quantiles: Floats, levels: Sequence[float]) -> ByStep:
     """Figures of a model from its quantiles of the remaining tokens for `questions`."""
-    at, middle = levels.index(ranked_by), levels.index(0.5)
+    middle = levels.index(0.5)
     judged: dict[int, Figures | None] = {}
     for step in AFTER:
         chosen = questions.queued & (questions.step == step)
         found = quantiles[chosen]
-        judged[step] = figures(
-            found[:, at], questions.remaining[chosen], medians=found[:, middle], quantiles=found
-        )
+        judged[step] = figures(found[:, middle], questions.remaining[chosen], quantiles=found)
     return judged
 
 
