@@ -18,10 +18,9 @@ from heddle_core.parts.predictor import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import source_of
-from heddle_predict.examples import examples, states_at
+from heddle_predict.examples import examples
 from heddle_predict.learned import LearnedPredictor
-from heddle_predict.model import Model
-from heddle_predict.models import model_from
+from heddle_predict.models import TreesModel, model_from
 from heddle_predict.play import Moment, Pace, play
 from heddle_predict.shipped import shipped_model
 from heddle_trace.schema import Trace
@@ -75,14 +74,14 @@ def best_us(work: Callable[[], object], count: int) -> float:
     return 1e6 * min(times) / count
 
 
-def in_batches(model: Model, rows: np.ndarray, states: np.ndarray, batch: int) -> float:
+def in_batches(model: TreesModel, rows: np.ndarray, batch: int) -> float:
     """Microseconds for a row when rows come in batches of this size."""
     count = min(len(rows), 200 if batch == 1 else 4 * max(batch, 512))
-    rows, states = rows[:count], states[:count]
+    rows = rows[:count]
 
     def work() -> None:
         for i in range(0, count, batch):
-            model.quantiles(states[i : i + batch], rows[i : i + batch])
+            model.quantiles(rows[i : i + batch])
 
     return best_us(work, count)
 
@@ -97,8 +96,7 @@ def main() -> None:
         artefact = read_artefact(path)
         model = model_from(artefact, path)
         questions = examples(scripts, model.vocabulary, Pace())
-        states = states_at(model, questions)
-        times = [in_batches(model, questions.rows, states, batch) for batch in BATCHES]
+        times = [in_batches(model, questions.rows, batch) for batch in BATCHES]
         verdict = "within" if min(times) <= AIM_US else "MORE THAN"
         cells = "".join(f"{t:12.1f}" for t in times)
         label = f"{path.name} ({artefact.header.kind})"

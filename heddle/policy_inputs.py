@@ -19,8 +19,7 @@ from heddle_core.parts.table import Part, learned
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.learned import LearnedFactory, LearnedPredictor
-from heddle_predict.model import Model
-from heddle_predict.models import model_from
+from heddle_predict.models import TreesModel, model_from
 from heddle_predict.shipped import shipped_model
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
@@ -132,7 +131,7 @@ class LoadedModel:
     name: str
     """``shipped`` or the path of its file; as a configuration's `predictor_model` again."""
     sha256: str
-    model: Model
+    model: TreesModel
     trained_on: tuple[str, ...]
     """sha256 of the traces that it was fitted on."""
 

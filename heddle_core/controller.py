@@ -287,7 +287,7 @@ class Controller:
         self.policy.placement.finished(t)
         self.policy.migration.finished(t)
         self._homes.forget(t)
-        rollout = self.rollouts.end(t, e.outcome)
+        rollout = self.rollouts.end(t)
         for freed in (engine, prefilled_on):
             if freed is not None:
                 self._queues.fill(freed, out)
@@ -462,10 +462,10 @@ class Controller:
         self._close_if_over(rollout)
 
     def _close_if_over(self, rollout: Rollout) -> bool:
-        """Keep only a summary of a rollout in which all have ended."""
+        """Keep only the name of a rollout in which all have ended."""
         if not rollout.over or rollout.stage == "closed":
             return False
-        self.rollouts.close(rollout, self.ledger.now_s)
+        self.rollouts.close(rollout)
         return True
 
     def _plan(self, rollout: Rollout, out: CommandList) -> None:

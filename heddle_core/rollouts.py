@@ -3,17 +3,17 @@
     awaiting   engines or placement wait until every announced trajectory has arrived
     planning   a search for engines is under way
     running    trajectories are placed as they arrive
-    closed     every trajectory has ended; only a `RolloutSummary` is left
+    closed     every trajectory has ended; only its name is left
 
 Engines are planned as each rollout starts. The newest plan is in force, and trajectories of older
 rollouts go on where it puts them.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from heddle_core.events import Outcome, RolloutClosed, RolloutStarted
+from heddle_core.events import RolloutClosed, RolloutStarted
 from heddle_core.ids import RolloutId
 from heddle_core.ledger import LedgerError
 from heddle_core.trajectory import Trajectory
@@ -24,33 +24,17 @@ ARRIVAL_GRACE_S = 30.0
 """Seconds that a rollout waits for announced arrivals: one failed sampler must not block it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSummary:
-    """Summary of a closed rollout. Times are seconds of the run's clock."""
-
-    rollout: RolloutId
-    weights_version: int
-    trajectories: int
-    outcomes: Mapping[Outcome, int]
-    output_tokens: int
-    started_s: float
-    ended_s: float
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Rollout:
     id: RolloutId
     weights_version: int
     announced: int | None
     """Announced number of trajectories; None while any number may arrive."""
-    started_s: float
     stage: Stage = "awaiting"
     arrived: int = 0
     ended: int = 0
     deadline_s: float | None = None
     """When it starts with the trajectories that have arrived; None when it does not wait."""
-    outcomes: dict[Outcome, int] = field(default_factory=dict)
-    output_tokens: int = 0
 
     @property
     def complete(self) -> bool:
@@ -62,25 +46,13 @@ class Rollout:
         """Whether every trajectory has arrived and ended."""
         return self.complete and self.ended == self.arrived
 
-    def summary(self, ended_s: float) -> RolloutSummary:
-        """Return what is kept of it."""
-        return RolloutSummary(
-            rollout=self.id,
-            weights_version=self.weights_version,
-            trajectories=self.arrived,
-            outcomes=dict(self.outcomes),
-            output_tokens=self.output_tokens,
-            started_s=self.started_s,
-            ended_s=ended_s,
-        )
-
 
 class Rollouts:
-    """The rollouts of a run: open ones by name, and the summaries of closed ones."""
+    """The rollouts of a run: open ones by name, and the names of closed ones."""
 
     def __init__(self) -> None:
         self.open: dict[RolloutId, Rollout] = {}
-        self.summaries: dict[RolloutId, RolloutSummary] = {}
+        self.closed: set[RolloutId] = set()
 
     @property
     def settled(self) -> bool:
@@ -96,13 +68,12 @@ class Rollouts:
         """
         if event.trajectories is not None and event.trajectories < 0:
             raise LedgerError(f"rollout {event.rollout!r} announces {event.trajectories}")
-        if event.rollout in self.open or event.rollout in self.summaries:
+        if event.rollout in self.open or event.rollout in self.closed:
             raise LedgerError(f"rollout {event.rollout!r} started twice")
         rollout = Rollout(
             id=event.rollout,
             weights_version=event.weights_version,
             announced=event.trajectories,
-            started_s=event.time_s,
         )
         self.open[rollout.id] = rollout
         return rollout
@@ -111,7 +82,7 @@ class Rollouts:
         """Return an open rollout; refuses any other."""
         found = self.open.get(rollout)
         if found is None:
-            state = "is closed" if rollout in self.summaries else "never started"
+            state = "is closed" if rollout in self.closed else "never started"
             raise LedgerError(f"rollout {rollout!r} {state}")
         return found
 
@@ -133,19 +104,17 @@ class Rollouts:
             raise LedgerError(f"rollout {rollout!r} has {found.announced} trajectories, not more")
         return found
 
-    def end(self, t: Trajectory, outcome: Outcome) -> Rollout:
+    def end(self, t: Trajectory) -> Rollout:
         """Count a trajectory's end in its rollout, and return the rollout."""
         rollout = self.open[t.rollout]
         rollout.ended += 1
-        rollout.outcomes[outcome] = rollout.outcomes.get(outcome, 0) + 1
-        rollout.output_tokens += t.output_tokens
         return rollout
 
-    def close(self, rollout: Rollout, now_s: float) -> None:
-        """Keep only the summary of a rollout that is over."""
+    def close(self, rollout: Rollout) -> None:
+        """Keep only the name of a rollout that is over."""
         rollout.stage = "closed"
         del self.open[rollout.id]
-        self.summaries[rollout.id] = rollout.summary(now_s)
+        self.closed.add(rollout.id)
 
     def wait_until(self, rollout: Rollout, deadline_s: float | None) -> float | None:
         """Set or clear the deadline of an open rollout; return the earliest of all."""

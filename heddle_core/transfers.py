@@ -37,16 +37,6 @@ class TransferQueue(Generic[T]):
         """Engines whose moves may have become possible since the last `begin`."""
 
     @property
-    def waiting(self) -> int:
-        """Transfers that have not begun."""
-        return sum(map(len, self._pending.values())) // 2
-
-    @property
-    def moving(self) -> int:
-        """Transfers under way."""
-        return len(self._moving) // 2
-
-    @property
     def changed(self) -> bool:
         """Whether `begin` may return any transfer."""
         return bool(self._freed)

@@ -11,7 +11,8 @@ from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
 from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.measures import AFTER, Figures, figures
-from heddle_predict.model import Floats, Model
+from heddle_predict.model import Floats
+from heddle_predict.models import TreesModel
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.schema import TrajectoryScript
 
@@ -54,22 +55,18 @@ def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace)
     return judged
 
 
-def judge_quantiles(
-    questions: Examples, quantiles: Floats, levels: Sequence[float], *, ranked_by: float = 0.5
-) -> ByStep:
+def judge_quantiles(questions: Examples, quantiles: Floats, levels: Sequence[float]) -> ByStep:
     """Figures of a model from its quantiles of the remaining tokens for `questions`."""
-    at, middle = levels.index(ranked_by), levels.index(0.5)
+    middle = levels.index(0.5)
     judged: dict[int, Figures | None] = {}
     for step in AFTER:
         chosen = questions.queued & (questions.step == step)
         found = quantiles[chosen]
-        judged[step] = figures(
-            found[:, at], questions.remaining[chosen], medians=found[:, middle], quantiles=found
-        )
+        judged[step] = figures(found[:, middle], questions.remaining[chosen], quantiles=found)
     return judged
 
 
-def judge_model(model: Model, source: Source, pace: Pace) -> ByStep:
+def judge_model(model: TreesModel, source: Source, pace: Pace) -> ByStep:
     """Play a source to a model; its figures after each number of steps."""
     questions = examples(source.scripts, model.vocabulary, pace)
     return judge_quantiles(questions, answers(model, questions), model.levels)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_predict.corpus import Source
-from heddle_predict.model import Floats, Model, Vocabulary
+from heddle_predict.model import Floats, Vocabulary
+from heddle_predict.models import TreesModel
 from heddle_predict.observations import Observations
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_trace.complete import regrouped
@@ -165,24 +166,9 @@ def _played_often(source: Source, vocabulary: Vocabulary, seed: int, enough_rows
     )
 
 
-def answers(model: Model, questions: Examples) -> Floats:
-    """Quantiles of the remaining tokens by a model of the core, (questions, levels)."""
-    found = model.quantiles(states_at(model, questions), questions.rows)
+def answers(model: TreesModel, questions: Examples) -> Floats:
+    """Quantiles of the remaining tokens by a model, (questions, levels)."""
+    found = model.quantiles(questions.rows)
     return np.asarray(
         np.maximum(np.exp(np.clip(found + questions.survival[:, None], -50, 50)), 1.0)
     )
-
-
-def states_at(model: Model, questions: Examples) -> Floats:
-    """The state of each question's trajectory, after the tool calls before it."""
-    start = model.initial_state()
-    states = np.tile(start, (len(questions), 1))
-    if not start.size:
-        return states
-    last = np.tile(start, (int(questions.run.max()) + 1, 1))
-    for step in range(int(questions.step.max()) + 1):
-        here = np.flatnonzero(questions.step == step)
-        moved = here[questions.queued[here] & (questions.step[here] > 0)]
-        last[questions.run[moved]] = model.update(last[questions.run[moved]], questions.rows[moved])
-        states[here] = last[questions.run[here]]
-    return states

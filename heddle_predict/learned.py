@@ -8,14 +8,14 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-import numpy as np
 from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.history import Levels
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.parts.table import progressive
 from heddle_core.policy import PolicyContext, Predictor, TrajectoryView
-from heddle_predict.model import LOG_BOUND, Floats, Model
+from heddle_predict.model import LOG_BOUND
+from heddle_predict.models import TreesModel
 from heddle_predict.observations import Observations, Observed
 
 _LEAST_TOKENS = 1.0  # a trajectory that has not ended makes one more
@@ -39,7 +39,7 @@ class LearnedPredictor:
 
     def __init__(
         self,
-        model: Model,
+        model: TreesModel,
         *,
         levels: Mapping[str, Levels] = MappingProxyType({}),
         quantile: float = 0.5,
@@ -55,13 +55,11 @@ class LearnedPredictor:
         if quantile not in model.levels:
             known = ", ".join(f"{level:g}" for level in model.levels)
             raise ValueError(f"quantile {quantile:g} is none of the model's: {known}")
-        self._model, self._quantile = model, model.row_quantile(model.levels.index(quantile))
+        self._quantile = model.row_quantile(model.levels.index(quantile))
         self._least_share = least_share
         tasks = {task: levels.get(task, old) for task, old in model.vocabulary.tasks.items()}
         vocabulary = replace(model.vocabulary, tasks=tasks)
         self._observations = Observations(vocabulary)
-        self._initial_state = model.initial_state()
-        self._has_state = bool(self._initial_state.size)
         self._last_row: list[float] = []
         """Samples of one prompt arrive together, and their rows are equal."""
         self._last_correction = 0.0
@@ -70,11 +68,7 @@ class LearnedPredictor:
         self._observations.observe_step(t, event).correction = None
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        observed = self._observations.observe_tool(t, event)
-        if self._has_state:
-            log_survival = self._observations.log_survival(observed, t)
-            rows = np.array([self._observations.row(observed, t, log_survival)])
-            observed.state = self._model.update(self._state(observed)[None], rows)[0]
+        self._observations.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
         self._observations.observe_finish(t)
@@ -91,15 +85,11 @@ class LearnedPredictor:
         found = observed.correction
         if found is None:
             row = self._observations.row(observed, t, survival)
-            if row != self._last_row or self._has_state:
-                quantile = self._quantile(self._state(observed), row)
-                self._last_correction = min(max(quantile, -LOG_BOUND), LOG_BOUND)
+            if row != self._last_row:
+                self._last_correction = min(max(self._quantile(row), -LOG_BOUND), LOG_BOUND)
                 self._last_row = row
             found = observed.correction = self._last_correction
         return found
-
-    def _state(self, observed: Observed) -> Floats:
-        return self._initial_state if observed.state is None else observed.state
 
 
 class ByTask:
@@ -133,7 +123,7 @@ class ByTask:
 class LearnedFactory:
     """Makes predictors that read `model`; a policy's context holds one as `learned`."""
 
-    model: Model
+    model: TreesModel
 
     def __call__(self, context: PolicyContext, /, *, quantile: float = 0.5) -> Predictor:
         """Use the model for its tasks and `progressive` for the others.

@@ -33,13 +33,11 @@ def figures(
     estimates: NDArray[Any],
     truths: NDArray[Any],
     *,
-    medians: NDArray[Any] | None = None,
     quantiles: NDArray[Any] | None = None,
 ) -> Figures | None:
-    """Judge `estimates`; sizes by `medians` where given. None for fewer than `FEWEST` truths."""
+    """Judge `estimates`. None for fewer than `FEWEST` truths."""
     if len(truths) < FEWEST:
         return None
-    wrong = np.abs((estimates if medians is None else medians) - truths)
     coverage: Sequence[float] = ()
     if quantiles is not None:
         coverage = [float(share) for share in (truths[:, None] <= quantiles).mean(axis=0)]
@@ -48,7 +46,7 @@ def figures(
         recall=recall(estimates, truths),
         pearson=correlation(estimates, truths),
         spearman=correlation(rankdata(estimates), rankdata(truths)),
-        median_error_tokens=float(np.median(wrong)),
+        median_error_tokens=float(np.median(np.abs(estimates - truths))),
         coverage=tuple(coverage),
     )
 

@@ -1,8 +1,8 @@
-"""The interface of every trained model: the columns of its input rows, and its quantiles."""
+"""What trained models and the rows of their inputs have in common."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,8 @@ from heddle_core.estimate.history import Levels
 
 Floats: TypeAlias = NDArray[np.float64]
 
-RowQuantile: TypeAlias = Callable[[Floats, Sequence[float]], float]
-"""From a state and one row to one of the quantiles of `Model.quantiles`, to the last digit."""
+RowQuantile: TypeAlias = Callable[[Sequence[float]], float]
+"""From one row to one of the quantiles of `TreesModel.quantiles`, to the last digit."""
 
 LOG_BOUND: Final = 12.0
 """Bound on the logarithm of the correction: a row unlike any in training must not overflow."""
@@ -70,36 +70,3 @@ class Vocabulary:
         """Columns of a row, in order."""
         named = [f"{kind}:{tool}" for kind in ("last", "calls_of") for tool in self.tools]
         return (*OWN, *SIBLINGS, *ROLLOUT, *named, *(f"task:{task}" for task in self.tasks))
-
-
-class Model(Protocol):
-    """A trained model: from rows of features to quantiles of the remaining tokens."""
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """Its tasks and tools, which determine the columns of a row."""
-        ...
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """Probabilities of its quantiles, rising."""
-        ...
-
-    def initial_state(self) -> Floats:
-        """State of a trajectory before its first tool call."""
-        ...
-
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        """States, one a line, after a tool call that left each trajectory with its row."""
-        ...
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
-        ...
-
-    def row_quantile(self, level: int) -> RowQuantile:
-        """Return a function for one row at a time and the quantile at ``levels[level]``.
-
-        It has arrays of its own: for one thread.
-        """
-        ...

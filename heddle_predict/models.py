@@ -44,27 +44,25 @@ class TreesModel:
         """Put the two forests side by side."""
         object.__setattr__(self, "_both", self.location.beside(self.log_spread))
 
-    def initial_state(self) -> Floats:
-        """Empty: trees use only the row of a trajectory."""
-        return np.zeros(0)
-
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        return states
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
+    def quantiles(self, rows: Floats) -> Floats:
+        """Quantiles of ``log(remaining / survival)``, (rows, levels); see `Features.row`."""
         each, trees = self._both.each(rows), len(self.location)
         location, log_spread = each[:, :trees].sum(axis=1), each[:, trees:].sum(axis=1)
         spread = np.exp(np.minimum(np.maximum(log_spread, -LOG_BOUND), LOG_BOUND))
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
     def row_quantile(self, level: int) -> RowQuantile:
+        """Return a function for one row at a time and the quantile at ``levels[level]``.
+
+        It has arrays of its own: for one thread.
+        """
         trees, error = len(self.location), float(self.errors[level])
         walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
         if walk is not None:
             return WalkedQuantile(walk, trees, error)
         each = self._both.one_row().each
 
-        def quantile(state: Floats, row: Sequence[float]) -> float:
+        def quantile(row: Sequence[float]) -> float:
             values = each(row)
             location = float(np.add.reduce(values[:trees]))
             log_spread = float(np.add.reduce(values[trees:]))

@@ -11,7 +11,7 @@ from heddle_core.ids import TrajectoryId
 from heddle_core.parts.predictor import ProgressivePredictor, TrajectoryProgress
 from heddle_core.policy import TrajectoryView
 from heddle_predict.features import Features, Own
-from heddle_predict.model import Floats, Vocabulary
+from heddle_predict.model import Vocabulary
 
 
 @dataclass(slots=True)
@@ -24,8 +24,6 @@ class Observed:
     progress: TrajectoryProgress
     correction: float | None = None
     """The model's quantile relative to survival, as of the latest generation."""
-    state: Floats | None = None
-    """Of the model."""
 
 
 class Observations:

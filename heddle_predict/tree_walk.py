@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from heddle_predict.forest import MOST_LEAVES, Forest
-from heddle_predict.model import LOG_BOUND, Floats
+from heddle_predict.model import LOG_BOUND
 
 _ALL: Final = (1 << MOST_LEAVES) - 1
 
@@ -110,7 +110,7 @@ class WalkedQuantile:
         self._walk, self._trees, self._error = walk, trees, error
         self._spread_trees = len(walk) - trees
 
-    def __call__(self, state: Floats, row: Sequence[float]) -> float:
+    def __call__(self, row: Sequence[float]) -> float:
         walk, trees = self._walk, self._trees
         walk.read(row)
         location = walk.total(0, trees)

@@ -90,11 +90,6 @@ class StepResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     error: str = ""
     """Why the engine could not execute the dispatch; `finished` is then True."""
 
-    @property
-    def preempted(self) -> bool:
-        """True when an abort ended it."""
-        return not self.finished
-
 
 class KvHandle(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix that an engine keeps ready to be pulled by another."""

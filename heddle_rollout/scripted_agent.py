@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -14,6 +15,9 @@ from heddle_trace.columns import OK
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.step_table import ScriptSteps
 
+FIRST_ID: Final = 3
+"""Past the special tokens of most models."""
+
 
 class TokenSource:
     """Token ids for a trace that has only counts: drawn by seed and name, the same in every run.
@@ -22,21 +26,18 @@ class TokenSource:
     with real agents.
     """
 
-    def __init__(
-        self, vocabulary: int, *, seed: int = 0, first_id: int = 3, text: Sequence[int] = ()
-    ) -> None:
-        """Ids are from `first_id` on, past the special tokens of most models; or stretches of the
-        ids of a `text`, which drafts by n-grams need.
+    def __init__(self, vocabulary: int, *, seed: int = 0, text: Sequence[int] = ()) -> None:
+        """Ids are from `FIRST_ID` on; or stretches of the ids of a `text`, which drafts by n-grams
+        need.
 
         Raises:
             ValueError: a vocabulary without ordinary tokens.
         """
-        if vocabulary <= first_id:
+        if vocabulary <= FIRST_ID:
             raise ValueError(
-                f"a vocabulary of {vocabulary} tokens has none from {first_id} on to draw from"
+                f"a vocabulary of {vocabulary} tokens has none from {FIRST_ID} on to draw from"
             )
-        self._vocabulary, self._seed, self._first_id = vocabulary, seed, first_id
-        self._text = text
+        self._vocabulary, self._seed, self._text = vocabulary, seed, text
 
     def ids(self, name: str, count: int) -> list[int]:
         """Return `count` ids; a longer answer for the same name begins with the shorter one."""
@@ -46,7 +47,7 @@ class TokenSource:
             start = int.from_bytes(digest[:8], "little") % len(text)
             return [text[(start + i) % len(text)] for i in range(count)]
         rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
-        drawn: list[int] = rng.integers(self._first_id, self._vocabulary, size=count).tolist()
+        drawn: list[int] = rng.integers(FIRST_ID, self._vocabulary, size=count).tolist()
         return drawn
 
 

@@ -54,13 +54,11 @@ class ToolPool:
         """
         if capacity is not None and capacity < 1:
             raise ValueError(f"tool capacity must be 1 or more, or none for no limit: {capacity}")
-        self.queued_s = 0.0
-        """Seconds that calls waited before they began, in all."""
         self._clock, self._listener = clock, listener
         self._capacity, self._limit_s = capacity, limit_s
         self.active: dict[TrajectoryId, tuple[Agent, int]] = {}
         """Calls that run now, each with its number: a timer may be of an earlier one."""
-        self._waiting: deque[tuple[float, Agent]] = deque()
+        self._waiting: deque[Agent] = deque()
         self._calls = 0
         self._pools = pools
         self._held: dict[TrajectoryId, Sequence[CallPool]] = {}
@@ -85,7 +83,7 @@ class ToolPool:
             pools = self._held[agent.id] = self._pools.of(tool)
             self._acquire(agent, pools, 0, number, 0.0)
         elif self._capacity is not None and len(self.active) >= self._capacity:
-            self._waiting.append((self._clock.now_s, agent))
+            self._waiting.append(agent)
         else:
             self._begin(agent)
 
@@ -100,7 +98,7 @@ class ToolPool:
             self._begin_next(trajectory)
             return
         for waiting in self._waiting:
-            if waiting[1].id == trajectory:
+            if waiting.id == trajectory:
                 self._waiting.remove(waiting)
                 return
 
@@ -127,9 +125,7 @@ class ToolPool:
             for pool in self._held.pop(ended, ()):
                 pool.release(ended)
         elif self._waiting:
-            since_s, agent = self._waiting.popleft()
-            self.queued_s += self._clock.now_s - since_s
-            self._begin(agent)
+            self._begin(self._waiting.popleft())
 
     def _acquire(
         self, agent: Agent, pools: Sequence[CallPool], taken: int, number: int, delay_s: float

@@ -74,30 +74,26 @@ def training_memory(
     longest: int,
     backend: Backend = "fsdp",
     layout: TrainLayout | None = None,
-    optimizer_offload: bool = False,
-    memory_gib: float | None = None,
 ) -> TrainingMemory:
     """Estimate the peak of one GPU. `longest` is the longest sample, in tokens.
 
-    Published peaks (prime-rl, FSDP on 8 GPUs, 16K and 64K tokens) are met to 3 GiB. `memory_gib`
-    replaces the memory of the GPU class. Raises TrainingError for an unknown GPU class.
+    Published peaks (prime-rl, FSDP on 8 GPUs, 16K and 64K tokens) are met to 3 GiB. Raises
+    TrainingError for an unknown GPU class.
     """
     m = trained_model(model)
+    memory_gib = MEMORY_GIB.get(gpu.lower())
     if memory_gib is None:
-        memory_gib = MEMORY_GIB.get(gpu.lower())
-        if memory_gib is None:
-            raise TrainingError(f"no memory size of GPU {gpu!r}; known: {', '.join(MEMORY_GIB)}")
+        raise TrainingError(f"no memory size of GPU {gpu!r}; known: {', '.join(MEMORY_GIB)}")
     if gpus < 1 or longest < 0:
         raise TrainingError(f"{gpus} GPUs and samples of {longest} tokens are no training step")
     on = layout or TrainLayout(micro_batch_tokens=1)
     on.data_parallel(gpus)
     tokens = max(longest, on.micro_batch_tokens) / on.cp
-    optimizer = 0 if optimizer_offload else OPTIMIZER_BYTES
     if backend == "fsdp":
-        states = (STATE_BYTES - OPTIMIZER_BYTES + optimizer) * m.parameters / gpus
+        states = STATE_BYTES * m.parameters / gpus
     else:
         shards = min(gpus, on.tp * on.pp * (on.ep if m.moe else 1))
-        states = WEIGHT_BYTES * m.parameters / shards + optimizer * m.parameters / gpus
+        states = WEIGHT_BYTES * m.parameters / shards + OPTIMIZER_BYTES * m.parameters / gpus
     per_unit = MOE_ACTIVATION_BYTES if m.moe else ACTIVATION_BYTES
     # Stages hold a part of the layers, for as many micro-batches in flight: PP cancels.
     activations = per_unit * m.layers * m.hidden * tokens / on.tp
@@ -119,8 +115,6 @@ def check_memory(
     longest: int,
     backend: Backend = "fsdp",
     layout: TrainLayout | None = None,
-    optimizer_offload: bool = False,
-    memory_gib: float | None = None,
 ) -> TrainingMemory:
     """Return the estimate of `training_memory`, or raise TrainingMemoryError if it does not fit.
 
@@ -130,14 +124,7 @@ def check_memory(
 
     def at(number: int) -> TrainingMemory:
         return training_memory(
-            model,
-            gpu=gpu,
-            gpus=number,
-            longest=longest,
-            backend=backend,
-            layout=layout,
-            optimizer_offload=optimizer_offload,
-            memory_gib=memory_gib,
+            model, gpu=gpu, gpus=number, longest=longest, backend=backend, layout=layout
         )
 
     peak = at(gpus)

@@ -66,27 +66,20 @@ class WeightUpdateProfile:
     source: dict[str, Any] = field(default_factory=dict)
 
     def time(
-        self,
-        model: str | TrainedModel | float,
-        method: str,
-        *,
-        gpus: int,
-        bytes_per_parameter: float | None = None,
+        self, model: str | TrainedModel | float, method: str, *, gpus: int
     ) -> WeightUpdateTime:
         """Seconds to bring the weights of a model to all engines.
 
         `model`: a name, a TrainedModel, or a number of parameters. `gpus`: trainer and engine GPUs
-        that take part, 1 or more; published rates do not depend on them. `bytes_per_parameter`:
-        of the engines' weights; None: by the name's precision (`WEIGHT_BYTES`), 2 without one. A
-        delta is given by its full size, since its method was fitted so. Raises WeightUpdateError
-        for an unknown method.
+        that take part, 1 or more; published rates do not depend on them. Engines have the bytes of
+        the name's precision (`WEIGHT_BYTES`), 2 a parameter without one. A delta is given by its
+        full size, since its method was fitted so. Raises WeightUpdateError for an unknown method.
         """
         one = self.methods.get(method)
         if one is None:
             known = ", ".join(sorted(self.methods))
             raise WeightUpdateError(f"unknown weight update method {method!r}; known: {known}")
-        if bytes_per_parameter is None:
-            bytes_per_parameter = _bytes_of(model)
+        bytes_per_parameter = _bytes_of(model)
         tensors = 0
         if isinstance(model, str | TrainedModel):
             shape = trained_model(model)

@@ -6,7 +6,6 @@ Its public methods and their parameters have verl's names (`RequestLoadBalancer`
 import asyncio
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +13,11 @@ from typing import Any
 
 import ray
 
-from heddle.running import FLUSH_S
+from heddle.running import FlushTimer
 from heddle.runs import RunDirectory, open_run
 from heddle_core.commands import Command
 from heddle_core.events import Event
+from heddle_core.journal import Sink
 from heddle_verl.dispatcher import Dispatcher
 from heddle_verl.proxy import Lengths, ProxyHandle, abort_request, prompt_of
 from heddle_verl.settings import (
@@ -55,7 +55,7 @@ class RouterActor:
         self._is_set_up = asyncio.Event()
         self._error: BaseException | None = None
         self._resources = ExitStack()
-        self._journal: _Journal | None = None
+        self._run: RunDirectory | None = None
         self._known_ends = self._settings.ends == "announced"
         self._adding = asyncio.Lock()
         self._adding_first = asyncio.ensure_future(self.add_servers(servers)) if servers else None
@@ -206,8 +206,8 @@ class RouterActor:
 
     async def write_journal(self) -> None:
         """Write what the journal does not have yet; this happens every few seconds by itself."""
-        if self._journal is not None:
-            self._journal.flush()
+        if self._run is not None:
+            self._run.flush()
 
     async def process(self) -> int:
         """Id of this process, to look at its memory."""
@@ -236,31 +236,20 @@ class RouterActor:
             self._error = error
         self._is_set_up.set()
 
-    def _open_journal(self, prepared: Prepared) -> "_Journal | None":
+    def _open_journal(self, prepared: Prepared) -> Sink | None:
+        """Take the journal into a run directory, which nobody closes: a router ends with verl."""
         if not self._settings.out:
             return None
         setup = prepared.setup
-        run = open_run(Path(self._settings.out), setup.config, setup.facts("heddle_verl"))
-        self._journal = _Journal(self._resources.enter_context(run))
-        return self._journal
+        opened = open_run(Path(self._settings.out), setup.config, setup.facts("heddle_verl"))
+        run = self._run = self._resources.enter_context(opened)
+        timer = FlushTimer(run)
 
+        def record(event: Event, commands: Sequence[Command]) -> None:
+            run.record(event, commands)
+            timer.start()
 
-class _Journal:
-    """Writes to a run directory, which nobody closes: a router ends with the training."""
-
-    def __init__(self, run: RunDirectory) -> None:
-        self._run = run
-        self._written_s = time.monotonic()
-
-    def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        self._run.record(event, commands)
-        if time.monotonic() - self._written_s > FLUSH_S:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all entries so far."""
-        self._run.flush()
-        self._written_s = time.monotonic()
+        return record
 
 
 async def _facts_of(handle: Any) -> EngineFacts:

@@ -43,8 +43,7 @@ from heddle_core.parts.predictor import PosteriorPredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import source_of
 from heddle_predict.fit import fit
-from heddle_predict.model import Model
-from heddle_predict.models import model_from
+from heddle_predict.models import TreesModel, model_from
 from heddle_predict.observations import Observations
 from heddle_rollout.driver import ROLLOUT
 from heddle_rollout.scripted_agent import ScriptedAgent
@@ -101,7 +100,7 @@ class Shadows:
 
     served = False
 
-    def __init__(self, setup: RunSetup, model: Model, questions: Questions) -> None:
+    def __init__(self, setup: RunSetup, model: TreesModel, questions: Questions) -> None:
         self._acting: Predictor = setup.policy.predictor
         self._posterior = PosteriorPredictor(setup.context.history)
         levels = setup.context.history.tasks if setup.context.history else {}
@@ -149,8 +148,7 @@ class Shadows:
             self._observations.row(o, t, log)
             for o, t, log in zip(observed, ts, survival, strict=True)
         ]
-        states = np.tile(self._model.initial_state(), (len(ts), 1))
-        found = self._model.quantiles(states, np.array(rows))[:, self._at]
+        found = self._model.quantiles(np.array(rows))[:, self._at]
         learned = np.maximum(np.exp(found + np.array(survival)[:, None]), 1.0)
         self._questions.hits[moment, "learned"] += [
             hits(truth, quantiles)
@@ -163,7 +161,7 @@ class Shadows:
             self._questions.hits[moment, "posterior"].append(row)
 
 
-def play(setup: RunSetup, model: Model, questions: Questions, every_s: float, by: str) -> None:
+def play(setup: RunSetup, model: TreesModel, questions: Questions, every_s: float, by: str) -> None:
     """Simulate one rollout; the moments are seconds, or shares that have ended."""
     shadows = Shadows(setup, model, questions)
     controller = Controller(replace(setup.policy, predictor=shadows))
@@ -203,7 +201,7 @@ def of_whole_groups(records: Sequence[TrajectoryRecord]) -> list[TrajectoryRecor
     return kept
 
 
-def prepared(name: str, seed: int, folder: Path) -> tuple[RunSetup, Model]:
+def prepared(name: str, seed: int, folder: Path) -> tuple[RunSetup, TreesModel]:
     """Set up one rollout, and the model whose quantiles are compared."""
     coming, past = folder / f"{name}.jsonl.gz", folder / "past.jsonl.gz"
     config = RunConfig(

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from heddle_predict.corpus import Source, read_source, source_of, split
 from heddle_predict.evaluate import ByStep, judge, judge_quantiles
 from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.fit import prepared
-from heddle_predict.model import Floats, Model
+from heddle_predict.model import Floats
 from heddle_predict.models import model_from
 from heddle_predict.play import Moment, Pace, play, total_tokens
 from heddle_predict.quantiles import LEVELS
@@ -156,11 +157,15 @@ def measure(name: str, seed: int, *, sequence: bool) -> dict[str, Any]:
     vocabulary, questions, augmented = prepared([seen], seed)
     trees = fit_trees(questions, augmented, vocabulary, seed)
     shipped = model_from(read_artefact(shipped_model()), "shipped")
-    models: dict[str, Model] = {"shipped": shipped, "trees": trees.model}
+    models: dict[str, Callable[[Examples], Floats]] = {
+        "shipped": partial(answers, shipped),
+        "trees": partial(answers, trees.model),
+    }
     if sequence:
         from experiments.predictor.sequence import fit_sequence  # needs torch
 
-        models["sequence"] = fit_sequence(questions, augmented, vocabulary, seed).model
+        fitted = fit_sequence(questions, augmented, vocabulary, seed)
+        models["sequence"] = fitted.model.answers
     rising = [int(column in RISING) for column in vocabulary.names()]
     repeated = len(source.scripts) > 1.5 * len(source.groups())
     top = (
@@ -174,9 +179,10 @@ def measure(name: str, seed: int, *, sequence: bool) -> dict[str, Any]:
             predictor: judge(make(), held.scripts, pace)
             for predictor, make in untrained(seen).items()
         }
-        for kind, model in models.items():
-            test = examples(held.scripts, model.vocabulary, pace)
-            judged[kind] = judge_quantiles(test, answers(model, test), LEVELS)
+        for kind, asked in models.items():
+            own = shipped.vocabulary if kind == "shipped" else vocabulary
+            test = examples(held.scripts, own, pace)
+            judged[kind] = judge_quantiles(test, asked(test), LEVELS)
         if top is not None:
             test = examples(held.scripts, vocabulary, pace)
             best = np.repeat(top(test, held.scripts)[:, None], len(LEVELS), axis=1)

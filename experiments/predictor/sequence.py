@@ -1,6 +1,5 @@
 """A recurrent network over a trajectory's steps: torch trains it, inference uses numpy alone."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from experiments.predictor.recurrent import FARTHEST, NAMES, Recurrent
 from heddle_predict.examples import Examples
-from heddle_predict.model import Floats, RowQuantile, Vocabulary
+from heddle_predict.model import Floats, Vocabulary
 from heddle_predict.quantiles import LEVELS, weighted_quantiles
 
 STATE: Final = 24
@@ -36,21 +35,25 @@ class SequenceModel:
     shifts: Floats
     """Added to each quantile: the correction found on held-out groups."""
 
-    def initial_state(self) -> Floats:
-        """The network's first state."""
-        return self.network.initial_state()
+    def answers(self, questions: Examples) -> Floats:
+        """Quantiles of the remaining tokens, (questions, levels)."""
+        states = self._states(questions)
+        found = self.network.quantiles(states, questions.rows) + self.shifts
+        logs = np.clip(found + questions.survival[:, None], -50, 50)
+        return np.asarray(np.maximum(np.exp(logs), 1.0))
 
-    def update(self, states: Floats, rows: Floats) -> Floats:
-        return self.network.update(states, rows)
-
-    def quantiles(self, states: Floats, rows: Floats) -> Floats:
-        return np.asarray(self.network.quantiles(states, rows) + self.shifts)
-
-    def row_quantile(self, level: int) -> RowQuantile:
-        def quantile(state: Floats, row: Sequence[float]) -> float:
-            return float(self.quantiles(state[None], np.array([row]))[0, level])
-
-        return quantile
+    def _states(self, questions: Examples) -> Floats:
+        """The state of each question's trajectory, after the tool calls before it."""
+        start, rows = self.network.initial_state(), questions.rows
+        states = np.tile(start, (len(questions), 1))
+        last = np.tile(start, (int(questions.run.max()) + 1, 1))
+        for step in range(int(questions.step.max()) + 1):
+            here = np.flatnonzero(questions.step == step)
+            moved = here[questions.queued[here] & (questions.step[here] > 0)]
+            run = questions.run[moved]
+            last[run] = self.network.update(last[run], rows[moved])
+            states[here] = last[questions.run[here]]
+        return states
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,18 +103,14 @@ def show_diagnosis(
 
 def _read(sources: Sequence[str], config: "Config") -> "tuple[ObservedSteps, Config, str]":
     """The measured steps, the configuration of what ran, and its name."""
+    from heddle.cli.outputs import say_unfinished
     from heddle.cli.progress import progress
     from heddle.diagnosis.own_runs import observed_run, own_run
-    from heddle.runs import why_unfinished
 
-    runs = [own_run(Path(source)) for source in sources]
-    require(len(runs) == 1 or not any(runs), "name one RUN: each is diagnosed by itself")
-    run = runs[0]
+    run = own_run(sources, "diagnosed")
     with progress(f"reading {sources[0]}"):
         if run is not None:
-            if run.status != "finished":
-                why = why_unfinished(run.manifest)
-                click.echo(f"{run.path}: {why}: its journal as far as it goes", err=True)
+            say_unfinished(run, "its journal as far as it goes")
             own = run.config
             steps = observed_run(run)
             config = replace(config, cluster=own.cluster, policy=own.policy, seed=own.seed)

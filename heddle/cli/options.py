@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import rich_click as click
+from click.types import FuncParamType
 
 from heddle.cli.engine_options import engines_of, positive_numbers, tp_degrees
 from heddle.config_error import ConfigError
@@ -15,38 +16,32 @@ if TYPE_CHECKING:
     from heddle.config_files import ConfigSource
 
 Verb: TypeAlias = Callable[..., Any]
+T = TypeVar("T")
 
 
-class NumberOrAuto(click.ParamType[Any]):
-    """A whole number, or auto."""
-
-    name = "number"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | str:
-        """Return the number, or auto."""
-        try:
-            return value if value == "auto" else int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither a whole number nor auto.", param, ctx)
+def read_as(name: str, read: Callable[[str], T]) -> FuncParamType[str, T]:
+    """The type of an option that `read` reads; it says in a ValueError what it cannot read."""
+    kind = FuncParamType(read)
+    kind.name = name
+    return kind
 
 
-class Numbers(click.ParamType[Any]):
-    """Whole numbers of 1 or more, with commas between."""
-
-    name = "numbers"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> list[int]:
-        """Return the numbers."""
-        found = positive_numbers(value)
-        if not found:
-            self.fail(f"{value} is no list such as 4,8 of whole numbers from 1.", param, ctx)
-        return found
+def _number_or_auto(text: str) -> int | str:
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a whole number nor auto.") from None
 
 
+def _numbers(text: str) -> list[int]:
+    found = positive_numbers(text)
+    if not found:
+        raise ValueError(f"{text} is no list such as 4,8 of whole numbers from 1.")
+    return found
+
+
+NUMBERS = read_as("numbers", _numbers)
+"""Whole numbers of 1 or more, with commas between."""
 TRACE = "[TRACE|LOGS...]"
 CONFIG_FILE = "heddle.toml"
 """Read from the working folder where no --config is given."""
@@ -63,7 +58,7 @@ CLUSTER: Sequence[tuple[str, str, Any, str]] = (
     (
         "--max-running",
         "cluster.max_running",
-        NumberOrAuto(),
+        read_as("number", _number_or_auto),
         "Steps that an engine runs at once; auto: as many as KV allows [100]",
     ),
     (

@@ -1,8 +1,14 @@
 """Output files of verbs: checked before the work, written whole."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import rich_click as click
 
 from heddle.runs.files import write_whole
+
+if TYPE_CHECKING:
+    from heddle.runs import Run
 
 
 class OutputError(ValueError):
@@ -54,3 +60,18 @@ def write(path: Path, content: bytes) -> None:
     except OSError as error:
         # Named by its own path, not by that of the temporary file beside it.
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def any_run(path: Path, what: str) -> "Run":
+    """Load a run; of one that did not finish, say `what` is done with its journal."""
+    from heddle.runs import load_run
+
+    run = load_run(path, unfinished=True)
+    say_unfinished(run, what)
+    return run
+
+
+def say_unfinished(run: "Run", what: str) -> None:
+    """Say on standard error that a run has no results, and `what` is done with its journal."""
+    if run.unfinished is not None:
+        click.echo(f"{run.path}: {run.unfinished}: {what}", err=True)

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
-from click.core import ParameterSource
 
 from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
-from heddle.cli.plan_limits import Dollars, Duration
+from heddle.cli.plan_limits import DOLLARS, DURATION
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError, require
 
@@ -31,7 +30,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 @click.option(
     "--deadline",
     "deadline_s",
-    type=Duration(),
+    type=DURATION,
     default=None,
     help="Latest end of the rollout, as 90s, 20m or 1h30m: compares clusters, and takes the "
     "cheapest that ends in time",
@@ -39,7 +38,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
 @click.option(
     "--budget",
     "dollars",
-    type=Dollars(),
+    type=DOLLARS,
     default=None,
     help="Most dollars of the rollout: compares clusters, and takes the fastest for them",
 )
@@ -113,13 +112,13 @@ def plan(
     config, _ = with_rollout(config, sources, Path("runs"))
     several = any(key in swept for key in SEVERAL_SWEPT)
     if regimes is None:
-        _refuse(context, (), swept, ROLLOUT_SWEPT, "give --regimes too")
+        _refuse(swept, ROLLOUT_SWEPT, "give --regimes too")
     else:
         require(not best, "a loop is planned without roles: leave --sweep cluster.roles out")
     limits = RolloutLimits(deadline_s=deadline_s, dollars=dollars)
     several = several or limits != RolloutLimits()
     if several:
-        _refuse(context, (), swept, (*SEVERAL_SWEPT, *LOOP_SWEPT), "it is of one cluster")
+        _refuse(swept, (*SEVERAL_SWEPT, *LOOP_SWEPT), "it is of one cluster")
     require(not config.cluster.mix, MIX)
     figure = checked_figure(config.report.figure)
     slots = (config.cluster.max_running,) if "cluster.max_running" in given else None
@@ -128,27 +127,20 @@ def plan(
     _show_searched(found, words, config.plan.framework, several=several, wide=wide, as_json=as_json)
     write_exports(deployment_of_search(found.taken.found), export)
     if figure is not None:
-        _draw(found, figure)
+        from heddle.reports.result_figures import draw_clusters
+
+        draw_clusters(found, figure)
 
 
-def _refuse(
-    context: click.Context,
-    names: Sequence[str],
-    swept: Mapping[str, Any],
-    keys: Sequence[str],
-    remedy: str,
-) -> None:
-    """Refuse what was given and has no effect: parameters `names`, and sweeps of other `keys`.
+def _refuse(swept: Mapping[str, Any], keys: Sequence[str], remedy: str) -> None:
+    """Refuse a sweep of another key than `keys`, which has no effect.
 
     Raises:
-        ConfigError: one was.
+        ConfigError: one was given.
     """
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    given = [n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
-    useless = [flags[name] for name in given]
-    useless += [f"--sweep {key}" for key in swept if key not in keys]
-    if useless:
-        raise ConfigError(f"{useless[0]} has no effect here: {remedy}")
+    for key in swept:
+        if key not in keys:
+            raise ConfigError(f"--sweep {key} has no effect here: {remedy}")
 
 
 MIX = (
@@ -194,12 +186,6 @@ def _searched(
         )
 
 
-def _draw(found: "SearchedClusters", figure: Path) -> None:
-    from heddle.reports.result_figures import draw_clusters
-
-    draw_clusters(found, figure)
-
-
 def _show_searched(
     found: "SearchedClusters",
     words: list[str],
@@ -227,8 +213,11 @@ def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str,
     """Regimes and splits of a loop, as arguments of a search."""
     from heddle.loops.own_regimes import regime_names
     from heddle.search.loops import REGIMES
+    from heddle_core.loop.presets import REGIMES as PRESETS
 
-    named = [name for name in REGIMES if not config.loop.colocated or _can_share(name)]
+    presets = {name: PRESETS[name.partition(":")[0]] for name in REGIMES}
+    shared = config.loop.colocated
+    named = [name for name, made in presets.items() if made.can_share_gpus or not shared]
     given = config.loop.train_gpus
     given_names = named if regimes == BEST else regime_names(regimes, config.regimes)
     require(bool(given_names), "--regimes names no regime; `heddle regimes list` has all")
@@ -239,10 +228,3 @@ def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str,
             "tps": swept.get("cluster.tp", BEST),
         },
     }
-
-
-def _can_share(name: str) -> bool:
-    """Whether rollout and training can have the same GPUs under a regime."""
-    from heddle_core.loop.presets import REGIMES
-
-    return REGIMES[name.partition(":")[0]].can_share_gpus

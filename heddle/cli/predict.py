@@ -6,14 +6,12 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from rich.table import Table
 
     from heddle_predict.artefact import Artefact
     from heddle_predict.corpus import Source
@@ -120,15 +118,15 @@ def evaluate(model: Path, traces: tuple[Path, ...], slots: float, as_json: bool)
     if as_json:
         click.echo(json.dumps(_plain(model, artefact, sources, found), allow_nan=False))
         return
-    from heddle.cli.tables import show
+    from heddle.cli.tables import show_rows
 
     for source in sources:
         head = (
             f"{source.name}: {len(source.scripts):,} trajectories, {len(source.groups()):,} groups"
         )
         click.echo(click.style(head, bold=True))
-        show(_judged(found[source.name]))
-        show(_calibrated(found[source.name][artefact.header.kind], artefact.header.levels))
+        show_rows(_judged(found[source.name]))
+        show_rows(_calibrated(found[source.name][artefact.header.kind], artefact.header.levels))
 
 
 def _describe(model: Path, as_json: bool) -> None:
@@ -149,20 +147,20 @@ def _describe(model: Path, as_json: bool) -> None:
         return
     table = Table(box=None, show_header=False)
     settings = ", ".join(f"{k} {v}" for k, v in header.settings.items())
-    rows = {
-        "kind": f"{header.kind} ({settings})" if settings else header.kind,
-        "schema": f"{header.schema}, written by Heddle {header.heddle}",
-        "sha256": artefact.sha256,
-        "command": header.command,
-        "seed": str(header.seed),
-        "examples": f"{header.examples:,}",
-        "error": f"{header.error:.3f} (natural log, on groups left out of training)",
-        "quantiles": ", ".join(f"{level:g}" for level in header.levels),
-        "features": f"{len(header.features)}: {', '.join(header.features)}",
-        "tools": ", ".join(header.tools) or "none by name",
-        "size": f"{sum(a.size for a in artefact.arrays.values()):,} numbers",
-    }
-    for name, text in rows.items():
+    rows = [
+        ("kind", f"{header.kind} ({settings})" if settings else header.kind),
+        ("schema", f"{header.schema}, written by Heddle {header.heddle}"),
+        ("sha256", artefact.sha256),
+        ("command", header.command),
+        ("seed", str(header.seed)),
+        ("examples", f"{header.examples:,}"),
+        ("error", f"{header.error:.3f} (natural log, on groups left out of training)"),
+        ("quantiles", ", ".join(f"{level:g}" for level in header.levels)),
+        ("features", f"{len(header.features)}: {', '.join(header.features)}"),
+        ("tools", ", ".join(header.tools) or "none by name"),
+        ("size", f"{sum(a.size for a in artefact.arrays.values()):,} numbers"),
+    ]
+    for name, text in rows:
         table.add_row(name, fill(text, 100))
     for trained in header.trained_on:
         table.add_row(
@@ -179,50 +177,36 @@ def _describe(model: Path, as_json: bool) -> None:
     show(table)
 
 
-def _judged(found: Mapping[str, ByStep]) -> Table:
-    from rich.table import Table
+_FIGURES: Final = {
+    "recall": ("recall", ".2f"),
+    "pearson": ("Pearson", ".2f"),
+    "spearman": ("Spearman", ".2f"),
+    "median_error_tokens": ("median error, tokens", ",.0f"),
+}
 
-    table = Table(box=None)
-    for name in ("", "predictor"):
-        table.add_column(name)
-    steps = list(next(iter(found.values())))
-    for step in steps:
-        table.add_column(f"{step} steps", justify="right")
+
+def _judged(found: Mapping[str, ByStep]) -> list[dict[str, str]]:
     first = next(iter(found.values()))
-    counts = [str(f.trajectories) if (f := first[step]) else "-" for step in steps]
-    table.add_row("trajectories", "", *counts)
-    names = {
-        "recall": "recall",
-        "pearson": "Pearson",
-        "spearman": "Spearman",
-        "median_error_tokens": "median error, tokens",
-    }
-    for key, title in names.items():
-        for predictor, judged in found.items():
-            cells = [_cell(judged[step], key) for step in steps]
-            table.add_row(title, predictor, *cells)
+    rows = [{"": "trajectories", "predictor": "", **_cells(first, "trajectories", "d")}]
+    for key, (title, form) in _FIGURES.items():
+        for name, judged in found.items():
+            rows.append({"": title, "predictor": name, **_cells(judged, key, form)})
             title = ""
-    return table
+    return rows
 
 
-def _calibrated(judged: ByStep, levels: Sequence[float]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None)
-    table.add_column("at or below quantile")
-    for step in judged:
-        table.add_column(f"{step} steps", justify="right")
-    for i, level in enumerate(levels):
-        cells = [f"{f.coverage[i]:.2f}" if f else "-" for f in judged.values()]
-        table.add_row(f"{level:g}", *cells)
-    return table
+def _cells(judged: ByStep, key: str, form: str) -> dict[str, str]:
+    return {f"{at} steps": f"{getattr(f, key):{form}}" if f else "-" for at, f in judged.items()}
 
 
-def _cell(figures: object, key: str) -> str:
-    if figures is None:
-        return "-"
-    value = float(getattr(figures, key))
-    return f"{value:,.0f}" if key == "median_error_tokens" else f"{value:.2f}"
+def _calibrated(judged: ByStep, levels: Sequence[float]) -> list[dict[str, str]]:
+    return [
+        {
+            "at or below quantile": f"{level:g}",
+            **{f"{at} steps": f"{f.coverage[i]:.2f}" if f else "-" for at, f in judged.items()},
+        }
+        for i, level in enumerate(levels)
+    ]
 
 
 def _plain(

@@ -6,7 +6,7 @@ from typing import Any
 
 import rich_click as click
 
-from heddle.cli.options import Numbers, settings_option, take_settings
+from heddle.cli.options import NUMBERS, settings_option, take_settings
 from heddle.cli.profile_engine import check, fit, measure
 
 
@@ -22,9 +22,7 @@ for _verb in (measure, fit, check):
 @profile.command("from-config")
 @click.argument("model", metavar="CONFIG.json|DIR|ORG/NAME")
 @click.option("--gpu", required=True, help="GPU class, as h200")
-@click.option(
-    "--tp", "tps", type=Numbers(), default="1,2,4,8", show_default=True, help="TP degrees"
-)
+@click.option("--tp", "tps", type=NUMBERS, default="1,2,4,8", show_default=True, help="TP degrees")
 @settings_option
 @click.option("-o", "--out", type=click.Path(path_type=Path), default=None, help="File to write")
 @click.option("--force", is_flag=True, help="Replace the file if it exists")

@@ -10,7 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from heddle.cli.errors import FAILED
-from heddle.cli.options import Numbers, config_files, settings_option, take_settings
+from heddle.cli.options import NUMBERS, config_files, settings_option, take_settings
 from heddle.cli.replay import ALLOW_POLICY
 from heddle.cli.serving import check_rows
 
@@ -35,7 +35,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object ins
     "--model", default=None, help="Name for the profile; with fake engines, their profile"
 )
 @click.option("--gpu", default=None, help="GPU class of the profile [cpu, without a GPU]")
-@click.option("--tp", "tps", type=Numbers(), default="1", show_default=True, help="TP degrees")
+@click.option("--tp", "tps", type=NUMBERS, default="1", show_default=True, help="TP degrees")
 @click.option("--max-running", type=int, default=None, help="Largest batch [32; 128 on GPUs]")
 @settings_option
 @OUT

@@ -28,14 +28,11 @@ def replay(ctx: click.Context, run: Path, allow_policies: tuple[str, ...], as_js
     Exit status 1 at the first divergence. A run that did not finish is replayed as far as its
     journal goes. The files of a finished run are compared with the hashes in its manifest.
     """
+    from heddle.cli.outputs import any_run
     from heddle.cli.progress import progress
-    from heddle.runs import load_run, why_unfinished
     from heddle.runs.replay import replay as replay_run
 
-    loaded = load_run(run, unfinished=True)
-    if loaded.status != "finished":
-        why = why_unfinished(loaded.manifest)
-        click.echo(f"{run}: {why}: replaying its journal as far as it goes", err=True)
+    loaded = any_run(run, "replaying its journal as far as it goes")
     with progress(f"replaying {loaded.label}", "events") as bar:
         result = replay_run(loaded, bar.count, allow_policies=allow_policies)
     if as_json:

@@ -3,16 +3,13 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import rich_click as click
-
-if TYPE_CHECKING:
-    from heddle.runs import Run
 
 FIGURES = "figures"
 PAGE = (".html", ".htm")
 PERFETTO = (".json", ".json.gz")
+_AS_FAR = "showing its journal as far as it goes"
 
 
 @click.command()
@@ -97,7 +94,7 @@ def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bo
     Raises:
         OutputError: it may not be written there.
     """
-    from heddle.cli.outputs import new_file, write
+    from heddle.cli.outputs import any_run, new_file, write
     from heddle.cli.progress import progress
     from heddle.cli.show import show_lateness
     from heddle.reports.page.html import page
@@ -105,8 +102,9 @@ def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bo
     from heddle.setup import Workspace
 
     new_file(out, force)
-    runs = [_any_run(path) for path in paths]
+    runs = [any_run(path, _AS_FAR) for path in paths]
     for run in runs:
+        run.verify()
         if run.status == "finished":
             show_lateness(str(run.path), run.summary)
     with progress("reading") as bar:
@@ -117,7 +115,7 @@ def write_page(paths: tuple[Path, ...], out: Path, force: bool, *, with_size: bo
 
 
 def _perfetto(paths: tuple[Path, ...], out: Path, force: bool) -> None:
-    from heddle.cli.outputs import OutputError, new_file, write
+    from heddle.cli.outputs import OutputError, any_run, new_file, write
     from heddle.cli.progress import progress
     from heddle.reports.perfetto import trace_events
     from heddle.reports.sample import sample_engines
@@ -126,7 +124,8 @@ def _perfetto(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     if len(paths) != 1:
         raise OutputError(f"{out}: a file for Perfetto has one run, not {len(paths)}: name one RUN")
     new_file(out, force)
-    run = _any_run(paths[0])
+    run = any_run(paths[0], _AS_FAR)
+    run.verify()
     with progress(f"reading {run.label}") as bar:
         found = record(run)
         bar.now("writing")
@@ -135,18 +134,6 @@ def _perfetto(paths: tuple[Path, ...], out: Path, force: bool) -> None:
     write(out, made)
     if shown.note is not None:
         click.echo(f"{out}: {shown.note}", err=True)
-
-
-def _any_run(path: Path) -> "Run":
-    """Load a run, finished or not; say so when it is not."""
-    from heddle.runs import load_run, why_unfinished
-
-    run = load_run(path, unfinished=True)
-    run.verify()
-    if run.status != "finished":
-        why = why_unfinished(run.manifest)
-        click.echo(f"{path}: {why}: showing its journal as far as it goes", err=True)
-    return run
 
 
 def _written(runs: tuple[Path, ...], file: Path, kind: str, as_json: bool) -> None:

@@ -137,19 +137,16 @@ def fact(label: str, text: str) -> None:
 
 
 def show_verdict(text: str) -> None:
-    """Print what to run, in lines that a terminal has room for."""
+    """Print a sentence, such as what to run, in lines that a terminal has room for."""
     console = Console(highlight=False, markup=False)
     width = console.width if console.is_terminal else WIDEST
     click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
 
 
 def show_ranking(objective: Objective, names: Sequence[str], of: str = "") -> None:
-    """Print the order of two names or more, in lines that a terminal has room for."""
+    """Print the order of two names or more."""
     if len(names) > 1:
-        console = Console(highlight=False, markup=False)
-        width = console.width if console.is_terminal else WIDEST
-        text = f"ranking by {objective}{of}: {', '.join(names)}"
-        click.echo(textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False))
+        show_verdict(f"ranking by {objective}{of}: {', '.join(names)}")
 
 
 def estimate_cell(e: Estimate, give_or_take: str = "±") -> str:

@@ -18,17 +18,15 @@ from heddle.cli.trace_import import import_
 from heddle.cli.trace_make import extract, resample
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from collections.abc import Mapping
 
     from heddle_trace import TraceStats
-    from heddle_trace.stats import Spread
+    from heddle_trace.stats import ToolStats
 
 # Spelt out, because the generator's own table would have to be imported; a test compares them.
 WORKLOADS = ("coding", "search", "math")
 _TOOLS_SHOWN = 12
 _TOOL_NAME_SHOWN = 32
-_PIPED_WIDTH = 120
-_WIDEST = 100_000
 
 
 @click.group()
@@ -71,16 +69,15 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
 
 def show_description(stats: TraceStats) -> None:
     """Print what `describe` counted."""
-    from rich.console import Console
+    from heddle.cli.tables import show_rows
 
-    console = Console(highlight=False)
-    tables = [_lengths(stats), *([_tools(stats)] if stats.tools else [])]
-    # A number that is cut off is worse than a line that is folded.
-    needed = max(Console(width=_WIDEST).measure(table).maximum for table in tables)
-    console.width = max(console.width if console.is_terminal else _PIPED_WIDTH, needed)
     click.echo("\n".join(_summary(stats)))
-    for table in tables:
-        console.print(table)
+    show_rows(_lengths(stats))
+    if stats.tools:
+        click.echo()
+        show_rows([_tool(tool) for tool in stats.tools[:_TOOLS_SHOWN]])
+    if len(stats.tools) > _TOOLS_SHOWN:
+        click.echo(f"{len(stats.tools) - _TOOLS_SHOWN:,} rarer tools: see --json")
 
 
 @trace.command()
@@ -161,6 +158,8 @@ def synth(
 
 
 def _summary(stats: TraceStats) -> list[str]:
+    from heddle.cli.tables import number_cell
+
     groups = stats.groups
     lines = [
         f"{stats.name}  ({', '.join(stats.workloads)})  sha256 {stats.sha256[:16]}",
@@ -168,11 +167,11 @@ def _summary(stats: TraceStats) -> list[str]:
         f"{groups.size_min} / {groups.size_p50:g} / {groups.size_max} (min / p50 / max), "
         f"{stats.total_steps:,} steps, {stats.total_output_tokens:,} output tokens, "
         f"{stats.truncated:,} truncated",
-        f"max / median: output tokens {_number(stats.output_max_over_median)}, steps "
-        f"{_number(stats.steps_max_over_median)}; share of variance within groups "
-        f"{_number(groups.within_share)}",
+        f"max / median: output tokens {number_cell(stats.output_max_over_median)}, steps "
+        f"{number_cell(stats.steps_max_over_median)}; share of variance within groups "
+        f"{number_cell(groups.within_share)}",
         f"largest context {stats.max_context_tokens:,} tokens; tool calls that succeed "
-        f"{_number(stats.tool_ok_share)}",
+        f"{number_cell(stats.tool_ok_share)}",
     ]
     if stats.rl_steps is not None:
         first, last = stats.rl_steps
@@ -184,66 +183,36 @@ def _summary(stats: TraceStats) -> list[str]:
     return lines
 
 
-def _lengths(stats: TraceStats) -> Table:
-    table = _table("", "n", "mean", "p50", "p90", "p99", "max")
-    for label, values in (
-        ("steps", stats.steps),
-        ("output tokens", stats.output_tokens),
-        ("output tokens a step", stats.output_tokens_per_step),
-        ("prompt tokens", stats.prompt_tokens),
-        ("tokens added by a tool", stats.tool_tokens),
-        ("tool seconds", stats.tool_s),
-        ("user seconds", stats.user_s),
-        ("waiting seconds a trajectory", stats.tool_s_per_trajectory),
-        ("environment start seconds", stats.env_start_s),
-        ("reward seconds", stats.reward_s),
-        ("reward", stats.reward),
-    ):
-        if values.n:
-            table.add_row(label, *_cells(values))
-    return table
+def _lengths(stats: TraceStats) -> list[dict[str, str]]:
+    spreads = {
+        "steps": stats.steps,
+        "output tokens": stats.output_tokens,
+        "output tokens a step": stats.output_tokens_per_step,
+        "prompt tokens": stats.prompt_tokens,
+        "tokens added by a tool": stats.tool_tokens,
+        "tool seconds": stats.tool_s,
+        "user seconds": stats.user_s,
+        "waiting seconds a trajectory": stats.tool_s_per_trajectory,
+        "environment start seconds": stats.env_start_s,
+        "reward seconds": stats.reward_s,
+        "reward": stats.reward,
+    }
+    return [{"": label, **_cells(asdict(each))} for label, each in spreads.items() if each.n]
 
 
-def _tools(stats: TraceStats) -> Table:
-    spread = ("mean s", "p50 s", "p90 s", "p99 s", "max s")
-    table = _table("tool", "calls", "no time", "ok", *spread, "tokens")
-    for tool in stats.tools[:_TOOLS_SHOWN]:
-        seconds = tool.tool_s
-        name = tool.tool  # its end is more specific: "mcp__shop__get_order"
-        table.add_row(
-            name if len(name) <= _TOOL_NAME_SHOWN else "…" + name[1 - _TOOL_NAME_SHOWN :],
-            f"{tool.calls:,}",
-            f"{tool.missing:,}",
-            _number(tool.ok_share),
-            *(_number(x) for x in (seconds.mean, seconds.p50, seconds.p90, seconds.p99)),
-            _number(seconds.max),
-            _number(tool.tool_tokens.mean),
-        )
-    if len(stats.tools) > _TOOLS_SHOWN:
-        table.caption = f"{len(stats.tools) - _TOOLS_SHOWN:,} rarer tools: see --json"
-    return table
+def _tool(tool: ToolStats) -> dict[str, str]:
+    name, seconds = tool.tool, asdict(tool.tool_s)
+    del seconds["n"]
+    return {
+        # Its end is more specific: "mcp__shop__get_order".
+        "tool": name if len(name) <= _TOOL_NAME_SHOWN else "…" + name[1 - _TOOL_NAME_SHOWN :],
+        **_cells({"calls": tool.calls, "no time": tool.missing, "ok": tool.ok_share}),
+        **_cells({f"{figure} s": value for figure, value in seconds.items()}),
+        **_cells({"tokens": tool.tool_tokens.mean}),
+    }
 
 
-def _table(first: str, *columns: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _cells(figures: Mapping[str, float | None]) -> dict[str, str]:
+    from heddle.cli.tables import number_cell
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
-
-
-def _cells(values: Spread) -> list[str]:
-    return [
-        f"{values.n:,}",
-        *(_number(x) for x in (values.mean, values.p50, values.p90, values.p99, values.max)),
-    ]
-
-
-def _number(value: float | None) -> str:
-    """Three significant figures below 100, whole numbers above; a dash for a missing value."""
-    if value is None:
-        return "-"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return {name: number_cell(value) for name, value in figures.items()}

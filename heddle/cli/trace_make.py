@@ -31,18 +31,14 @@ def extract(run: Path, out: Path, with_silent: bool, force: bool, as_json: bool)
     Of a RUN that was killed or still runs, the trajectories that have ended so far: long ones are
     missing more often than short ones.
     """
-    from heddle.cli.outputs import new_file
+    from heddle.cli.outputs import any_run, new_file
     from heddle.cli.progress import progress
-    from heddle.runs import load_run, why_unfinished
     from heddle_trace import write_trace
     from heddle_trace.extract import extract as extracted
 
     new_file(out, force)
     with progress(f"extracting {run.name}"):
-        loaded = load_run(run, unfinished=True)
-        if loaded.status != "finished":
-            why = why_unfinished(loaded.manifest)
-            click.echo(f"{run}: {why}: the trajectories that have ended so far", err=True)
+        loaded = any_run(run, "the trajectories that have ended so far")
         loaded.verify()
         records, report = extracted(
             (entry.event for entry in loaded.entries()),

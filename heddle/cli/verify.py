@@ -11,7 +11,7 @@ import rich_click as click
 from heddle.cli.diagnose import read_steps
 from heddle.cli.logs import rules_of
 from heddle.cli.options import config_files, given_keys, settings_option, take_config
-from heddle.config_error import ConfigError, require
+from heddle.config_error import ConfigError
 
 if TYPE_CHECKING:
     from heddle.command_config import Config
@@ -85,11 +85,10 @@ def _ran(sources: Sequence[str], config: "Config", given: set[str]) -> "Ran":
     from heddle_trace import Trace
     from heddle_trace.observed.records import records_of
 
-    runs = [own_run(Path(source)) for source in sources]
-    require(len(runs) == 1 or not any(runs), "name one RUN: each is verified by itself")
-    if runs[0] is not None:
+    run = own_run(sources, "verified")
+    if run is not None:
         profile = Path(config.cluster.model) if "cluster.model" in given else None
-        return of_run(runs[0], profile, foreign_names(config.policy.preset, ()))
+        return of_run(run, profile, foreign_names(config.policy.preset, ()))
     steps, name = read_steps(sources, config.logs)
     config = _stated(config, given, steps)
     task = config.logs.workload or "agent"

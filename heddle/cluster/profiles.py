@@ -122,10 +122,10 @@ class ClusterProfiles:
             for each in self.classes
         ]
 
-    def hardware(self, pools: Mapping[str, int] | None = None) -> str:
+    def hardware(self) -> str:
         """GPUs by class, for people: ``96 x h800 (derived) + 32 x h20 (derived)``."""
-        counts = self.pools if pools is None else pools
-        return " + ".join(f"{n} x {self.of(gpu).profile.gpu_label}" for gpu, n in counts.items())
+        counts = self.pools.items()
+        return " + ".join(f"{n} x {self.of(gpu).profile.gpu_label}" for gpu, n in counts)
 
     @property
     def layout_label(self) -> str:

@@ -16,7 +16,7 @@ from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.diagnosis.own_runs import observed_journal, observed_run
 from heddle.loops.comparison import loop_journal
-from heddle.runs import Run, RunError, why_unfinished
+from heddle.runs import Run, RunError
 from heddle.runs.journal_buffer import JournalInMemory
 from heddle.runs.replay import check_allowed, check_trace, loop_of_run
 from heddle.runs.tables import MEASURED
@@ -63,8 +63,8 @@ def of_run(run: Run, profile: Path | None, allowed: Sequence[str]) -> Ran:
         RunError: it did not finish, its trace is gone, or its policy is code that is not allowed.
         ProfileError: the profile is of another model or GPU class.
     """
-    if run.status != "finished":
-        raise RunError(f"{run.path}: {why_unfinished(run.manifest)}: verify a run that finished")
+    if run.unfinished is not None:
+        raise RunError(f"{run.path}: {run.unfinished}: verify a run that finished")
     if run.manifest["driver"] == "heddle_gateway":
         raise RunError(f"{run.path}: the requests of its clients are in no trace: {_AS_A_FILE}")
     check_allowed(run, allowed, "--set policy.preset=")

@@ -11,7 +11,7 @@ from heddle.cluster.profiles import load_profiles
 from heddle.diagnosis.again import Ran, Rollouts
 from heddle.diagnosis.causes import UNKNOWN, Cause, Differences, cause_of
 from heddle.diagnosis.fitted import Constants, FittedConstants, lives, matched
-from heddle.diagnosis.verdict import Diagnosis, diagnosed
+from heddle.diagnosis.verdict import Diagnosis, diagnosed, summed
 from heddle_calibrate.check import FIGURES, Figure, compare_figures
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -93,7 +93,7 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
         StepsError: the measured steps cannot be of one run.
     """
     mine, theirs = ([diagnosed(each, "") for each in runs] for runs in (ran.seen, simulated))
-    took, made = _parts(mine), _parts(theirs)
+    took, made = (summed(each.parts for each in of) for of in (mine, theirs))
     figures = compare_figures(figures_of(ran.seen), figures_of(simulated), COMPARED)
     measured_s, simulated_s = sum(took.values()), sum(made.values())
     hits = figures["prefix_hit"].error_pct
@@ -144,15 +144,6 @@ def _ran(ran: Ran) -> dict[str, Any]:
     }
 
 
-def _parts(found: list[Diagnosis]) -> dict[str, float]:
-    summed: dict[str, float] = {}
-    for each in found:
-        for name, seconds in each.parts.items():
-            summed[name] = summed.get(name, 0.0) + seconds
-    rest = {"unaccounted": summed.pop("unaccounted", 0.0)}
-    return dict(sorted(summed.items(), key=lambda each: -each[1])) | rest
-
-
 def _steps(mine: list[Diagnosis], theirs: list[Diagnosis]) -> tuple[Mapping[str, Any], ...]:
     """Each step, where as many were simulated as measured."""
     own, other = ([step for each in of for step in each.steps] for of in (mine, theirs))
@@ -174,7 +165,7 @@ def _of_trajectories(seen: Rollouts) -> dict[str, float]:
         replace(each, header=msgspec.structs.replace(each.header, clock="trajectory"))
         for each in seen
     )
-    return _parts([diagnosed(each, "") for each in alone])
+    return summed(diagnosed(each, "").parts for each in alone)
 
 
 def figures_of(seen: Rollouts) -> dict[str, float | None]:

@@ -200,7 +200,6 @@ def _ends(seen: Rollouts, of: Set[str]) -> tuple[float, float]:
 
 def lives(seen: ObservedSteps) -> tuple[list[str], Floats, Floats]:
     """Trajectories, and when each began and ended."""
-    ends = [seen.column(name).values for name in ("start_s", "end_s")]
-    name = seen.column("trajectory_id")
-    codes, first_s, last_s = spans(ends, name.ints)
-    return [name.words[code] for code in codes.tolist()], first_s, last_s
+    codes, first_s, last_s = spans(seen)
+    words = seen.column("trajectory_id").words
+    return [words[code] for code in codes.tolist()], first_s, last_s

@@ -83,8 +83,7 @@ def _complete(seen: ObservedSteps, steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 def _of(seen: ObservedSteps, step: Step, count: int) -> CompleteStep:
     trajectory = seen.column("trajectory_id")
-    times = [seen.column(name).values for name in ("start_s", "end_s")]
-    codes, _, last_s = spans(times, trajectory.ints)
+    codes, _, last_s = spans(seen)
     ended = codes[(last_s > step.start_s) & (last_s <= step.end_s + SLACK_S)]
     own: Bools = np.isin(trajectory.ints, ended)
     tokens, tool_s = (

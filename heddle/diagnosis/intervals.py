@@ -1,6 +1,6 @@
 """Requests cut into intervals, one for each part that passed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -156,9 +156,10 @@ def _repeated(
     return np.where(other, share, 0.0), np.where(other, 0.0, share)
 
 
-def spans(found: Sequence[Floats], trajectory: Ints) -> tuple[Ints, Floats, Floats]:
-    """Trajectories with the start of their first and the end of their last request."""
-    start_s, end_s = found
+def spans(seen: ObservedSteps) -> tuple[Ints, Floats, Floats]:
+    """Codes of trajectories, the start of their first and the end of their last request."""
+    start_s, end_s = (seen.column(name).values for name in ("start_s", "end_s"))
+    trajectory = seen.column("trajectory_id").ints
     codes = np.unique(trajectory)
     first, last = np.full(len(codes), np.inf), np.full(len(codes), -np.inf)
     at = np.searchsorted(codes, trajectory)

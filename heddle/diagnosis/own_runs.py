@@ -1,10 +1,11 @@
 """Measured steps of a run of our own, from its journal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from heddle.config_error import require
 from heddle.runs import Run, RunError, load_run
 from heddle.runs.comparison_folder import shown_runs
 from heddle.runs.files import MANIFEST
@@ -30,7 +31,19 @@ from heddle_trace.observed.schema import (
 )
 
 
-def own_run(path: Path) -> Run | None:
+def own_run(sources: Sequence[str], what: str) -> Run | None:
+    """The only run that is named, to be `what`; None where none is.
+
+    Raises:
+        ConfigError: there are several.
+        RunError: as of `_run_of`.
+    """
+    runs = [_run_of(Path(source)) for source in sources]
+    require(len(runs) == 1 or not any(runs), f"name one RUN: each is {what} by itself")
+    return runs[0]
+
+
+def _run_of(path: Path) -> Run | None:
     """The run of a folder; None where it is no folder of runs.
 
     Raises:

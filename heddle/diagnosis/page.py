@@ -30,10 +30,7 @@ def page(found: Diagnosis, seen: ObservedSteps, remedies: Sequence[Remedy], why_
     """Make the page; `found` is of `seen`."""
     begin_s, end_s = found.steps[0].start_s, found.steps[-1].end_s
     cut = requests(seen)
-    codes, first_s, last_s = spans(
-        [seen.column(name).values for name in ("start_s", "end_s")],
-        seen.column("trajectory_id").ints,
-    )
+    codes, first_s, last_s = spans(seen)
     zero_s = np.zeros(int(codes.max(initial=-1)) + 1)
     zero_s[codes] = first_s if found.alone else begin_s
     if found.alone:

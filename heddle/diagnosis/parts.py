@@ -157,7 +157,7 @@ def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[
         if apart_s > SLACK_S:
             raise StepsError(f"metrics and requests are {apart_s:,.0f} s apart: {_SEVERAL}")
     cut = requests(seen)
-    codes, first_s, last_s = spans((start_s, end_s), seen.column("trajectory_id").ints)
+    codes, first_s, last_s = spans(seen)
     names = seen.column("trajectory_id").words
     if seen.header.clock == "trajectory":
         return _alone(cut, codes, first_s, last_s, names)

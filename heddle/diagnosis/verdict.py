@@ -1,6 +1,6 @@
 """Where the time went, in a sentence and as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -63,12 +63,7 @@ class Diagnosis:
     @property
     def parts(self) -> dict[str, float]:
         """Seconds by part over all steps, the largest first; the unaccounted last."""
-        found: dict[str, float] = {}
-        for step in self.steps:
-            for name, seconds in step.parts.items():
-                found[name] = found.get(name, 0.0) + seconds
-        rest = {"unaccounted": found.pop("unaccounted", 0.0)}
-        return dict(sorted(found.items(), key=lambda each: -each[1])) | rest
+        return summed(step.parts for step in self.steps)
 
     @property
     def sentence(self) -> str:
@@ -115,6 +110,16 @@ class Diagnosis:
             "remedies": [each.plain() for each in remedies],
             "no_remedies": why_none or None,
         }
+
+
+def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Seconds by part, the largest first; the unaccounted last."""
+    found: dict[str, float] = {}
+    for parts in several:
+        for name, seconds in parts.items():
+            found[name] = found.get(name, 0.0) + seconds
+    rest = {"unaccounted": found.pop("unaccounted", 0.0)}
+    return dict(sorted(found.items(), key=lambda each: -each[1])) | rest
 
 
 def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:

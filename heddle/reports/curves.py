@@ -44,6 +44,12 @@ def under_way(from_s: Floats, until_s: Floats) -> Curve:
     return times[last], count[last]
 
 
+def from_zero(curve: Curve) -> Curve:
+    """A thinned curve that begins at time 0, with 0 where the first point is later."""
+    x, y = thin(*curve) if len(curve[0]) else curve
+    return (x, y) if len(x) and x[0] <= 0.0 else (np.append(0.0, x), np.append(0.0, y))
+
+
 def at_least(delay_s: Floats) -> Curve:
     """Delays in seconds, ascending, and the share of them that are at least this long.
 

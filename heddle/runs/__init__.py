@@ -6,4 +6,3 @@ from heddle.runs.directory import RunFacts as RunFacts
 from heddle.runs.directory import load_run as load_run
 from heddle.runs.directory import open_run as open_run
 from heddle.runs.files import RunError as RunError
-from heddle.runs.manifest import why_unfinished as why_unfinished

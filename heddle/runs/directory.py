@@ -289,6 +289,11 @@ class Run:
         return from_builtins(files.read_json(path), str(path))
 
     @property
+    def unfinished(self) -> str | None:
+        """Why it has no results; None for a finished run."""
+        return None if self.status == "finished" else why_unfinished(self.manifest)
+
+    @property
     def context(self) -> PolicyContext | None:
         """The policy's context without its model; None if the driver kept none."""
         path = self.path / files.CONTEXT
@@ -360,9 +365,8 @@ def load_run(path: str | Path, *, unfinished: bool = False) -> Run:
     except (msgspec.ValidationError, UnicodeEncodeError) as e:
         raise RunError(f"{path / files.MANIFEST}: damaged: {e}") from None
     run = Run(path, manifest)
-    if run.status != "finished" and not unfinished:
-        why = why_unfinished(manifest)
-        raise RunError(f"{path}: {why}, so it has no results; {_then(manifest)}")
+    if run.unfinished is not None and not unfinished:
+        raise RunError(f"{path}: {run.unfinished}, so it has no results; {_then(manifest)}")
     check_sizes(path, manifest.get("files", {}))
     return run
 

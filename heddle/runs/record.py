@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle.runs import Run, RunError, why_unfinished
+from heddle.runs import Run, RunError
 from heddle.runs.journal_columns import Journal, Rows, of_table
 from heddle.runs.loop_record import LoopRecord, loop_record
 from heddle.runs.tables import (
@@ -88,7 +88,7 @@ def record(run: Run) -> Record:
         loop=loop,
         start_s=float(journal.of("LoopStarted").floats("time_s")[0]) if loop else start_s,
         end_s=float(trajectories["finished_s"].max()) if whole else last,
-        note=None if run.status == "finished" else why_unfinished(run.manifest),
+        note=run.unfinished,
     )
 
 

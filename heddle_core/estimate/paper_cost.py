@@ -109,18 +109,13 @@ def mean_decoded_context(work: Work) -> float:
 
 
 def paper_costs(
-    work: Work,
-    by_shape: Mapping[EngineShape, StepCost],
-    *,
-    max_running: int,
-    context_tokens: float | None = None,
+    work: Work, by_shape: Mapping[EngineShape, StepCost], *, max_running: int
 ) -> dict[EngineShape, SegmentCost]:
     """By-size segment cost for every shape; `work` by descending output.
 
-    The curve is taken at `context_tokens` per sequence, by default the mean over decoded tokens.
+    The curve is taken at the mean context of decoded tokens.
     """
-    if context_tokens is None:
-        context_tokens = mean_decoded_context(work)
+    context_tokens = mean_decoded_context(work)
     costs: dict[EngineShape, SegmentCost] = {}
     for shape in sorted(by_shape):
         tpot = tpot_by_batch(

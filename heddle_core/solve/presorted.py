@@ -19,7 +19,6 @@ least. The result equals the recurrence's for any monotone cost, size-only or no
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 
@@ -51,30 +50,19 @@ def every_cut(count: int) -> IntArray:
     return np.arange(count + 1, dtype=np.int64)
 
 
-def presorted_dp(
-    costs: Sequence[SegmentCost], cuts: IntArray, *, method: Literal["bisect", "scan"] = "bisect"
-) -> Partition:
+def presorted_dp(costs: Sequence[SegmentCost], cuts: IntArray) -> Partition:
     """Solve the recurrence for engines `costs`, groups beginning and ending at `cuts`.
 
-    "scan" looks at every `k`: O(u^2 m) for `u` cuts. "bisect" uses that ``dp[k][j - 1]`` rises and
-    ``end_j(k, i)`` falls with `k`, so that the least maximum is where they cross: O(u m log u), the
-    same makespan. Raises ValueError without engines.
+    ``dp[k][j - 1]`` rises and ``end_j(k, i)`` falls with `k`, so that the least maximum is where
+    they cross: O(u m log u) for `u` cuts. Raises ValueError without engines.
     """
     if not costs:
         raise ValueError("placement needs at least one engine")
     units = len(cuts) - 1
     best = costs[0].end_s(np.zeros(units + 1, dtype=np.int64), cuts)
     choices: list[IntArray] = []
-    tables: dict[int, FloatArray] = {}
     for cost in costs[1:]:
-        if method == "scan":
-            table = tables.get(id(cost))
-            if table is None:
-                # One row per end, so that the minimum over k runs along memory.
-                table = tables[id(cost)] = cost.end_s(cuts[None, :], cuts[:, None])
-            best, choice = _scan(best, table)
-        else:
-            best, choice = cross(best, cost, cuts)
+        best, choice = cross(best, cost, cuts)
         choices.append(choice)
     stop, sizes = units, []
     for choice in reversed(choices):
@@ -83,19 +71,6 @@ def presorted_dp(
         stop = start
     sizes.append(int(cuts[stop]))
     return Partition(sizes=tuple(reversed(sizes)), makespan_s=float(best[units]))
-
-
-def _scan(best: FloatArray, table: FloatArray) -> tuple[FloatArray, IntArray]:
-    """One column of the recurrence by looking at every ``k <= i``; ``table[i, k]`` is end(k, i)."""
-    count = len(best)
-    column, choice = np.empty(count), np.empty(count, dtype=np.int64)
-    block = 128  # rows at once: skips most of k > i and keeps the maxima in cache
-    for low in range(0, count, block):
-        high = min(low + block, count)
-        worst = np.maximum(best[:high], table[low:high, :high])
-        choice[low:high] = worst.argmin(axis=1)
-        column[low:high] = worst[np.arange(high - low), choice[low:high]]
-    return column, choice
 
 
 def cross(best: FloatArray, cost: SegmentCost, cuts: IntArray) -> tuple[FloatArray, IntArray]:

@@ -54,10 +54,6 @@ class Start(WireMessage, frozen=True):
     """Fields of vLLM's `SamplingParams`; None: those of the settings."""
     salt: str = ""
     """What separates its KV from that of others."""
-    group: str = ""
-    shared_tokens: int = 0
-    """Of the prompt, those that were its context at the end of the last dispatch; with `group`, for
-    engines that keep time only."""
 
 
 class Abort(WireMessage, frozen=True):
@@ -91,9 +87,6 @@ class Import(WireMessage, frozen=True):
     remaining_s: float = 0.0
     """No pull may begin later than so many seconds after this was sent."""
     salt: str = ""
-    trajectory: str = ""
-    group: str = ""
-    """With `trajectory`, for engines that keep time only."""
 
 
 class LoadWeights(WireMessage, frozen=True):

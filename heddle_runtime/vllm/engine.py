@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, assert_never
@@ -46,8 +46,9 @@ class _PendingTransfer:
 class LaunchSpec:
     """How the process of an engine is started."""
 
-    open: Callable[[Callable[[Report], None], Callable[[str], None]], ChildProcess[Report]]
-    """Starts it, with what takes its reports, and then the reason of its end."""
+    module: str
+    """Runs in it."""
+    environment: Mapping[str, str]
     log: Path
     start_limit_s: float
     cores: tuple[int, ...] = ()
@@ -134,7 +135,14 @@ class VllmEngine(TokenEngine):
             return
         self._state, self._busy_limit_s = "starting", spec.start_limit_s
         try:
-            self._child = spec.open(self._on_report, self._on_exit)
+            self._child = ChildProcess(
+                spec.module,
+                reads=Report,
+                environment=spec.environment,
+                log=spec.log,
+                on_report=self._on_report,
+                on_exit=self._on_exit,
+            )
         except OSError as error:
             reason = f"its process cannot be started: {error}"
             self._loop.call_soon(self._on_exit, reason)
@@ -187,8 +195,6 @@ class VllmEngine(TokenEngine):
                 exact=request.exact,
                 sampling=sampling,
                 salt=salt,
-                group=request.group,
-                shared_tokens=request.shared_tokens,
             )
         )
 
@@ -244,7 +250,7 @@ class VllmEngine(TokenEngine):
             params = kv.params
             remaining_s = kv.expires_s - self._settings.kv_margin_s - self._loop.time()
         prompt = pack_ids(prompt_ids)
-        self._send(wire.Import(id_, prompt, params, remaining_s, salt, trajectory, group))
+        self._send(wire.Import(id_, prompt, params, remaining_s, salt))
         return None
 
     def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:

@@ -80,11 +80,6 @@ class VllmLauncher:
         if client is not None:
             client.fail()
 
-    def pid(self, engine: EngineId) -> int | None:
-        """Return the process id, also of the process group, of a running engine."""
-        client = self._engines.get(engine)
-        return client.pid if client is not None else None
-
     def facts(self, engine: EngineId) -> Ready | None:
         """Return what a running engine reported; None before it is ready."""
         client = self._engines.get(engine)

@@ -5,15 +5,13 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from heddle_core.ids import EngineId
 from heddle_core.plans import EngineSpec
-from heddle_runtime.process.child import ChildProcess
-from heddle_runtime.process.wire import Report
 from heddle_runtime.vllm.engine import LaunchSpec
 from heddle_runtime.vllm.settings import Platform, VllmSettings, environment
 
@@ -78,28 +76,12 @@ class ThisMachine:
             devices=devices,
             temporary=self._temporary_folder(spec.engine),
         )
-        log = log_of(self._log_dir, spec.engine)
         return LaunchSpec(
-            open=partial(self._open, variables, log),
-            cores=cores,
-            log=log,
-            start_limit_s=self._start_limit_s,
-        )
-
-    def _open(
-        self,
-        variables: Mapping[str, str],
-        log: Path,
-        on_report: Callable[[Report], None],
-        on_exit: Callable[[str], None],
-    ) -> ChildProcess[Report]:
-        return ChildProcess(
-            self._module,
-            reads=Report,
+            module=self._module,
             environment=variables,
-            log=log,
-            on_report=on_report,
-            on_exit=on_exit,
+            cores=cores,
+            log=log_of(self._log_dir, spec.engine),
+            start_limit_s=self._start_limit_s,
         )
 
     def _temporary_folder(self, engine: EngineId) -> str:

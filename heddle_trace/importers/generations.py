@@ -105,11 +105,6 @@ def derive_added(generations: Sequence[LoggedGeneration]) -> None:
                 g.added = added
 
 
-def recorded(count: int | None) -> int | None:
-    """A count of a log that writes 0 where it did not count."""
-    return count or None
-
-
 def identifier(text: str) -> str:
     """A name for an id: as it is, or shortened with a hash where it is long or cannot be kept."""
     clean = text.encode(errors="replace").decode()

@@ -70,7 +70,6 @@ class Open:
     version: int
     arrived: int = 0
     ended: int = 0
-    tokens: int = 0
 
     @property
     def accepts(self) -> bool:
@@ -400,7 +399,7 @@ class HostileWorld(RuleBasedStateMachine):
         self.over.append(name)
         rollout = self.rollout_of[name]
         rollout.ended += 1
-        rollout.tokens += self.made.pop(name)
+        del self.made[name]
         self.say(TrajectoryFinished(time_s=self.now_s, trajectory=name, outcome=outcome))  # type: ignore[arg-type]
         self.close_if_over(rollout)
 
@@ -581,14 +580,7 @@ class HostileWorld(RuleBasedStateMachine):
             ]
             assert not waiting, "held although engines take work"
             assert all(name in ledger.held for name in backlog), "in the backlog, but not held"
-        for rollout in self.closed.values():
-            summary = self.controller.rollouts.summaries[rollout.id]
-            assert summary.trajectories == rollout.arrived
-            assert sum(summary.outcomes.values()) == rollout.ended
-            assert (summary.output_tokens, summary.weights_version) == (
-                rollout.tokens,
-                rollout.version,
-            )
+        assert self.controller.rollouts.closed >= self.closed.keys()
 
     def teardown(self) -> None:
         if hasattr(self, "controller"):

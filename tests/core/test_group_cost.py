@@ -111,7 +111,8 @@ def test_a_member_larger_than_the_kv_capacity_runs_alone_and_ends() -> None:
 
 def test_context_growth_makes_long_groups_later_than_a_batch_only_estimate() -> None:
     work = drawn(4, 400, tools=0.0)
-    by_size = paper_costs(work, {1: COST}, max_running=100, context_tokens=500)[1]
+    tpot = tpot_by_batch(COST, batches=400, context_tokens=500, max_running=100)
+    by_size = size_cost(work.output_tokens, tpot)
     aware = context_cost(work, COST, max_running=100)
     assert end_of(aware, 0, 100) > 1.5 * end_of(by_size, 0, 100)
 

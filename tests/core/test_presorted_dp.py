@@ -72,6 +72,16 @@ def brute_contiguous(costs: Sequence[SegmentCost], count: int) -> float:
     return best
 
 
+def recurrence(costs: Sequence[SegmentCost], count: int) -> float:
+    """Least makespan by the recurrence, every `k` of every `i` looked at."""
+    cuts = every_cut(count)
+    best = costs[0].end_s(np.zeros_like(cuts), cuts)
+    for cost in costs[1:]:
+        worst = np.maximum(best[None, :], cost.end_s(cuts[None, :], cuts[:, None]))
+        best = np.where(cuts[None, :] <= cuts[:, None], worst, np.inf).min(axis=1)
+    return float(best[count])
+
+
 def brute_any_groups(lengths: np.ndarray, curves: Sequence[np.ndarray]) -> float:
     """Least makespan over every assignment of trajectories to engines, contiguous or not."""
     best = np.inf
@@ -105,13 +115,13 @@ def test_the_recurrence_equals_brute_force_over_contiguous_groups(
     slow = size_cost(lengths, curve(steps, base=5.0))
     costs: list[SegmentCost] = [fast, *[slow] * (engines - 1)]
     expected = brute_contiguous(costs, len(lengths)) if len(lengths) < 9 else None
-    scan = presorted_dp(costs, every_cut(len(lengths)), method="scan")
+    scanned_s = recurrence(costs, len(lengths))
     bisect = presorted_dp(costs, every_cut(len(lengths)))
     searched = search_partition(costs, len(lengths))
-    assert expected is None or scan.makespan_s == expected
-    assert bisect.makespan_s == scan.makespan_s
-    assert searched.makespan_s == pytest.approx(scan.makespan_s, rel=1e-8)
-    for found in (scan, bisect, searched):
+    assert expected is None or scanned_s == expected
+    assert bisect.makespan_s == scanned_s
+    assert searched.makespan_s == pytest.approx(scanned_s, rel=1e-8)
+    for found in (bisect, searched):
         assert sum(found.sizes) == len(lengths)
         bounds = np.concatenate(([0], np.cumsum(found.sizes)))
         ends = [end_of(c, int(bounds[e]), int(bounds[e + 1])) for e, c in enumerate(costs)]
@@ -151,17 +161,17 @@ def test_no_assignment_beats_contiguous_groups_on_unequal_engines_in_their_best_
     assert best == brute_any_groups(descending, curves)
 
 
-def test_simulated_groups_need_the_recurrence_and_scan_and_bisect_agree() -> None:
+def test_simulated_groups_need_the_recurrence_and_bisection_solves_it() -> None:
     rng = np.random.default_rng(3)
     for _ in range(20):
         lengths = np.sort(rng.integers(1, 60, size=30))[::-1].astype(np.float64)
         tpot = np.concatenate(([0.0], 2.0 + np.cumsum(rng.integers(0, 4, size=30))))
         table = simulated_table(lengths, tpot, every_cut(30))
         costs = [table] * int(rng.integers(1, 6))
-        scan = presorted_dp(costs, every_cut(30), method="scan")
-        assert presorted_dp(costs, every_cut(30)).makespan_s == scan.makespan_s
+        scanned_s = recurrence(costs, 30)
+        assert presorted_dp(costs, every_cut(30)).makespan_s == scanned_s
         searched = search_partition(costs, 30)
-        assert searched.makespan_s == pytest.approx(scan.makespan_s, rel=1e-8)
+        assert searched.makespan_s == pytest.approx(scanned_s, rel=1e-8)
 
 
 @settings(max_examples=60)

@@ -5,12 +5,12 @@ import pytest
 
 from experiments.predictor.recurrent import NAMES, Recurrent
 from heddle_predict.corpus import split
-from heddle_predict.examples import answers, examples
+from heddle_predict.examples import examples
 from heddle_predict.fit import prepared
 from heddle_predict.measures import correlation
-from heddle_predict.play import Pace, play
+from heddle_predict.play import Pace
 from heddle_predict.quantiles import LEVELS
-from tests.predict.made import all_quantiles, fitted, synthetic
+from tests.predict.made import fitted, synthetic
 
 torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[train]")
 
@@ -31,7 +31,7 @@ def learned():
 
 def test_it_learns_from_siblings_and_steps(learned):
     found, test = learned
-    quantiles = answers(found.model, test)
+    quantiles = found.model.answers(test)
     assert (np.diff(quantiles, axis=1) >= -1e-9).all()
     late = test.queued & (test.step == 2)
     middle = np.log(quantiles[late, LEVELS.index(0.5)])
@@ -60,19 +60,6 @@ def test_numpy_answers_as_torch_does():
         out = trainer._head(torch.relu(trainer._hidden(seen))).numpy()
     out[:, 1:] = np.log1p(np.exp(out[:, 1:]))
     assert np.allclose(network.quantiles(states, rows[:, -1]), out.cumsum(axis=1), atol=1e-5)
-
-
-def test_training_uses_the_questions_of_a_run(learned):
-    """A batch's states are those that the predictor holds, one tool call after another."""
-    model = learned[0].model
-    asked = all_quantiles(model)
-    scripts = synthetic("coding", 320).scripts[:60]
-    play(scripts, Pace(slots=0.5), asked)
-    batch = examples(scripts, model.vocabulary, Pace(slots=0.5))
-    # Else it holds the answer from before.
-    anew = [moment == "in tool" for moment, _, _ in asked.questions]
-    assert np.allclose(np.array(asked.found)[anew], answers(model, batch)[anew])
-    assert all(len(predictor._observations) == 0 for predictor in asked.predictors)
 
 
 def test_the_same_fit_gives_the_same_network(monkeypatch):

@@ -254,7 +254,7 @@ def test_memory_does_not_grow_with_the_steps(trace: str):
     assert core.core.groups.samples == {}
     assert core.core.groups.open == {}
     assert core.rollouts.ledger.trajectories == {}
-    assert len(core.rollouts.rollouts.summaries) <= 2
+    assert len(core.rollouts.rollouts.closed) <= 2
 
 
 def test_figures_of_a_comparison_fit_together(trace: str):

@@ -11,7 +11,6 @@ from heddle_predict.corpus import Source, source_of, vocabulary_of
 from heddle_predict.examples import Examples, training_examples
 from heddle_predict.fit import fit
 from heddle_predict.learned import LearnedPredictor
-from heddle_predict.model import Model
 from heddle_predict.models import TreesModel, model_from
 from heddle_predict.play import Moment
 from heddle_trace.schema import StepScript, Trace, TrajectoryScript
@@ -75,7 +74,7 @@ def with_future(old: TrajectoryScript, step: int, steps: Sequence[StepScript]) -
     return replace(old, steps=(*old.steps[: step + 1], *steps))
 
 
-def all_quantiles(model: Model) -> "Asked":
+def all_quantiles(model: TreesModel) -> "Asked":
     """A predictor for each quantile of a model."""
     return Asked(*(LearnedPredictor(model, quantile=q, least_share=0.0) for q in model.levels))
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from heddle_core.estimate.history import Levels
 from heddle_predict.corpus import vocabulary_of
-from heddle_predict.examples import examples, states_at, training_examples
+from heddle_predict.examples import examples, training_examples
 from heddle_predict.model import OWN, ROLLOUT, SIBLINGS, Vocabulary
 from heddle_predict.play import Pace
-from tests.predict.made import fitted, script, synthetic, with_future
+from tests.predict.made import script, synthetic, with_future
 
 LEVELS = Levels(total_tokens=1000, step_tokens=200, payload_tokens=50, prompt_tokens=100)
 VOCABULARY = Vocabulary(tasks={"coding": LEVELS}, anywhere=LEVELS, tools=("sandbox", "search"))
@@ -140,8 +140,3 @@ def test_training_plays_differ_and_are_repeatable():
     assert all(of[s] == g for s, g in zip(again[0].script, again[0].group, strict=True))
     names = list(dict.fromkeys(s.group for s in source.scripts))
     assert all(names[g] == source.scripts[s].group for s, g in of.items())
-
-
-def test_trees_keep_no_state():
-    asked = examples(synthetic().scripts, fitted().vocabulary, Pace())
-    assert states_at(fitted(), asked).shape == (len(asked), 0)

@@ -73,12 +73,12 @@ def test_quantiles_of_the_shipped_model_are_the_same_in_both_ways_and_in_a_batch
     model = model_from(read_artefact(path), path)
     assert isinstance(model, TreesModel)
     rows = np.random.default_rng(3).normal(size=(300, len(model.vocabulary.names()))) * 3.0
-    batch = model.quantiles(np.zeros((300, 0)), rows)
+    batch = model.quantiles(rows)
     walk = TreeWalk.of(model.location.beside(model.log_spread))
     assert walk is not None
     for level, error in enumerate(model.errors.tolist()):
         walked = WalkedQuantile(walk, len(model.location), error)
         either = model.row_quantile(level)
         for row, expected in zip(rows.tolist(), batch[:, level].tolist(), strict=True):
-            assert walked(np.zeros(0), row) == expected
-            assert either(np.zeros(0), row) == expected
+            assert walked(row) == expected
+            assert either(row) == expected

@@ -303,13 +303,8 @@ def test_a_layout_shards_weights_and_activations():
             backend="megatron",
             layout=TrainLayout(tp=1),
         )
-    offloaded = training_memory(
-        "qwen3-235b-a22b", gpu="h20", gpus=32, longest=4096, optimizer_offload=True
-    )
-    assert offloaded.states_gib == pytest.approx(4 * 235.094e9 / 32 / 2**30)
     with pytest.raises(TrainingError, match="no memory size of GPU 'tpu'"):
         check_memory("qwen3-8b", gpu="tpu", gpus=8, longest=10)
-    assert check_memory("qwen3-8b", gpu="tpu", gpus=8, longest=10, memory_gib=80)
 
 
 @pytest.mark.parametrize("method", sorted(UPDATES.methods))
@@ -318,8 +313,6 @@ def test_updates_grow_with_the_model_and_pause_at_most_throughout(method):
     assert all(few.total_s < many.total_s for few, many in itertools.pairwise(seconds))
     assert all(0 < one.pause_s <= one.total_s for one in seconds)
     assert UPDATES.time("qwen3-32b", method, gpus=256).total_s <= seconds[1].total_s
-    fp8 = UPDATES.time("qwen3-32b", method, gpus=32, bytes_per_parameter=1)
-    assert fp8.total_s < seconds[1].total_s
 
 
 def test_an_update_is_set_up_and_sent_tensor_by_tensor():
@@ -338,9 +331,10 @@ def test_an_update_is_set_up_and_sent_tensor_by_tensor():
     ("name", "precision"), [("qwen3-8b-fp8", "fp8"), ("qwen3-8b", "bf16"), ("deepseek-v3", "fp8")]
 )
 def test_weights_pay_the_bytes_of_the_precision_in_their_name(name, precision):
-    found = UPDATES.time(name, "tcp", gpus=8)
-    size = WEIGHT_BYTES[precision]
-    assert found == UPDATES.time(trained_model(name), "tcp", gpus=8, bytes_per_parameter=size)
+    one, m = UPDATES.methods["tcp"], trained_model(name)
+    size = m.parameters * WEIGHT_BYTES[precision]
+    by_hand = one.setup_s + tensors_of(m) * one.tensor_s + size / one.bytes_per_s
+    assert UPDATES.time(name, "tcp", gpus=8).total_s == by_hand
 
 
 def test_an_own_model_with_experts_trains_and_has_weights_of_two_bytes():

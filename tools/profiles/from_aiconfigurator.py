@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from heddle.cli.options import Numbers
+from heddle.cli.options import NUMBERS
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
 from heddle_calibrate.fit.kernel_profile import TPS
 from heddle_calibrate.profiles import encode_profile
@@ -66,11 +66,9 @@ def profile_from_aiconfigurator(
 @click.command("from-aiconfigurator")
 @click.option("--model", required=True, help="Model: a name the package knows, or a model folder")
 @click.option("--gpu", required=True, help="GPU class, as h200 or h200_sxm")
-@click.option("--tp", "tps", type=Numbers(), default="1,2,4,8", help="TP degrees")
+@click.option("--tp", "tps", type=NUMBERS, default="1,2,4,8", help="TP degrees")
 @click.option("--ep", is_flag=True, help="Also with a layer's experts spread over all GPUs")
-@click.option(
-    "--attention-dp", type=Numbers(), default="1", help="Data-parallel ranks of attention"
-)
+@click.option("--attention-dp", type=NUMBERS, default="1", help="Data-parallel ranks of attention")
 @click.option("--backend", type=click.Choice(["vllm", "sglang"]), default="vllm")
 @click.option("--backend-version", default=None, help="Of that engine [the package's current]")
 @click.option("--name", default=None, help="Name of the model in the profile [from --model]")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle.reports.curves import Curve, at_least, completion, thin, under_way
+from heddle.reports.curves import Curve, at_least, completion, from_zero, under_way
 from heddle.reports.page.overall import activity, lengths, plan
 from heddle.reports.page.training import training, training_columns
 from heddle.reports.sample import Sample
@@ -250,18 +250,13 @@ def _curves(record: Record) -> dict[str, Any]:
     delay_s = steps["queueing_s"] + steps["engine_queued_s"]
     found: Mapping[str, Curve] = {
         "completion": completion(t["arrived_s"], t["finished_s"]),
-        "active": _from_zero(
+        "active": from_zero(
             under_way(t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s)
         ),
-        "waiting": _from_zero(under_way(from_s, until_s)),
+        "waiting": from_zero(under_way(from_s, until_s)),
         "queueing": at_least(delay_s[~np.isnan(delay_s)]),
     }
     return {
         name: {"x": np.round(x, 4).tolist(), "y": np.round(y, 6).tolist()}
         for name, (x, y) in found.items()
     }
-
-
-def _from_zero(curve: Curve) -> Curve:
-    x, y = thin(*curve) if len(curve[0]) else curve
-    return (x, y) if len(x) and x[0] <= 0.0 else (np.append(0.0, x), np.append(0.0, y))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle.reports.curves import thin, under_way
+from heddle.reports.curves import from_zero, under_way
 from heddle.runs.loop_record import LoopRecord, loop_steps
 from heddle.runs.record import Record
 from heddle.runs.tables import Floats, Ints
@@ -73,7 +73,5 @@ def _end(record: Record, time_s: float) -> float:
 def _curve(record: Record, intervals: tuple[Floats, Floats]) -> dict[str, list[float]]:
     """How many are under way, from the beginning on."""
     times, counts = under_way(*intervals)
-    x, y = thin(times - record.start_s, counts) if len(times) else (times, counts)
-    if not len(x) or x[0] > 0.0:
-        x, y = np.append(0.0, x), np.append(0.0, y)
+    x, y = from_zero((times - record.start_s, counts))
     return {"x": np.round(x, 4).tolist(), "y": y.tolist()}
