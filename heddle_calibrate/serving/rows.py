@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heddle_calibrate.serving.limits import Limits, limits, recipe_of
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.profile_files import Profile
 
@@ -20,7 +21,8 @@ COLUMNS = (
     "TTFT_ms",
     "TPOT_ms",
 )
-"""What a table needs; `backend_version`, `moe_ep` and `attention_dp` are read where they are."""
+"""What a table needs. Read where they are: `backend_version`, `moe_ep`, `attention_dp`, `measured`
+(a date) and `ASSUMED`."""
 ENGINES = ("vllm", "sglang")
 SUFFIX = {
     "bf16": "",
@@ -33,6 +35,7 @@ SUFFIX = {
     "int4": "",
 }
 """Precision of a row -> end of a profile's name. Rows without a label are taken as bfloat16."""
+NO_LIMITS = limits({}, clients=1, input_tokens=1, version="")
 SLOWER = 1.15
 """A run this much slower than the same run with as many clients or more had another disturbance."""
 
@@ -57,6 +60,7 @@ class ServingRow:
     concurrency: int
     ttft_s: float
     tpot_s: float
+    limits: Limits
 
     @property
     def group(self) -> tuple[str, str, str, str, int]:
@@ -95,7 +99,7 @@ def _row(line: Line) -> ServingRow | str:
         return f"engine {engine}: only {' and '.join(ENGINES)} are modelled"
     if precision not in SUFFIX:
         return f"precision {precision!r}: known are {', '.join(SUFFIX)}"
-    return ServingRow(
+    row = ServingRow(
         line=line.number,
         engine=engine,
         version=line.cells.get("backend_version", ""),
@@ -110,7 +114,41 @@ def _row(line: Line) -> ServingRow | str:
         concurrency=_whole(line, "concurrency"),
         ttft_s=_number(line, "TTFT_ms") / 1e3,
         tpot_s=_number(line, "TPOT_ms") / 1e3,
+        limits=NO_LIMITS,
     )
+    found = with_recipe(row, line)
+    if found.limits.speculation:
+        return f"speculative decoding ({found.limits.speculation}): its acceptance is not published"
+    return found
+
+
+def with_recipe(row: ServingRow, line: Line) -> ServingRow:
+    """Return the row with the limits of its line, of its recipe where the line has none."""
+    recipe = recipe_of(
+        {
+            "backend": row.engine,
+            "model": row.model,
+            "gpu": row.gpu,
+            "precision": row.precision,
+            "tp": str(row.tp),
+            "versions": row.version,
+            "inputs": f"{row.input_tokens}/{row.output_tokens}",
+            "clients": str(row.concurrency),
+            "date": line.cells.get("measured", ""),
+        }
+    )
+    stated = {name: text for name, text in line.cells.items() if text not in ("", "-")}
+    try:
+        own = limits(
+            {**recipe, **stated},
+            clients=row.concurrency,
+            input_tokens=row.input_tokens,
+            version=row.version,
+        )
+    except ValueError as e:
+        raise PublishedRowsError(f"{line.path.name}:{line.number}: {e}") from None
+    spread = row.expert_parallel or recipe.get("expert_parallel", "") == "1"
+    return replace(row, limits=own, expert_parallel=spread)
 
 
 def _number(line: Line, column: str) -> float:

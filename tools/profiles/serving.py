@@ -112,13 +112,17 @@ def fitted_profiles(
 ) -> tuple[list[Profile], dict[str, str]]:
     """Return the profiles with constants of a fit, and why each of the others is as it was.
 
-    The ground truth takes every second run, the cost estimate the others. Changed are profiles with
-    runs in both, and those derived from them; with `from_scratch`, those without runs as well.
+    The ground truth takes every second run of a profile, the cost estimate the others. Changed are
+    profiles with runs in both, and those derived from them; with `from_scratch`, those without runs
+    as well.
     """
     # A fit that began at constants of an earlier one may have seen each group there.
     unseen = unseen if from_scratch else []
     ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
-    halves = ordered[::2], ordered[1::2]
+    by_name: dict[tuple[str, str], list[ServingSample]] = {}
+    for s in ordered:
+        by_name.setdefault((s.model, s.row.gpu), []).append(s)
+    halves = [[s for own in by_name.values() for s in own[half::2]] for half in (0, 1)]
     prior = [stated_before(profiles.values(), estimate=rough) for rough in (False, True)]
     if from_scratch:
         prior = [same_for_all, same_for_all]

@@ -44,6 +44,7 @@ SGLANG_MXFP8 = (
     "the source has of vLLM have them in bfloat16, and are up to twice the measured ones"
 )
 KV_BF16 = "KV in bfloat16: measured serving runs on this GPU class hold as much of it as that gives"
+KV_UNSCALED = "KV in bfloat16, as engines take it of a repository without scales of KV"
 VLLM_BLOCKS = (
     "kernel times of vLLM, whose FP8 matrix products in blocks are slow in the source; SGLang's "
     "latent attention on Hopper is slower still at batches from 32"
@@ -106,7 +107,7 @@ def _experts() -> Iterator[_Shipped]:
     gpt, mxfp8 = "openai/gpt-oss-120b", {"moe_quant_mode": "w4a8_mxfp4_mxfp8"}
     yield one("gpt-oss-120b", gpt, ("l40s", *HOPPER), _of("mxfp4"))
     yield one("gpt-oss-120b", gpt, BLACKWELL, _of("mxfp4", SGLANG_MXFP8, "sglang", **mxfp8))
-    by_tensor = _of("fp8", BY_TENSOR, gemm_quant_mode="fp8")
+    by_tensor = _of("fp8", f"{BY_TENSOR}; {KV_UNSCALED}", gemm_quant_mode="fp8", **_KV_BF16)
     yield one("minimax-m2.5", "MiniMaxAI/MiniMax-M2.5", no_l40s, by_tensor)
     fp4 = _of("nvfp4")
     yield one("minimax-m2.5-nvfp4", "nvidia/MiniMax-M2.5-NVFP4", BLACKWELL, fp4)

@@ -13,6 +13,7 @@ from heddle_calibrate.serving.errors import (
     predict_rows,
     shipped_profiles,
 )
+from heddle_calibrate.serving.limits import limits
 from heddle_calibrate.serving.rows import ServingRow
 from heddle_calibrate.serving.samples import ServingConstants, ServingSample, constants_of, samples
 from heddle_sim.profile_files import (
@@ -57,6 +58,7 @@ def made() -> list[ServingSample]:
             line=1, engine="vllm", version="1.0", model="qwen3-8b", precision="bf16", gpu=gpu,
             tp=tp, dp=1, expert_parallel=False, input_tokens=prompt, output_tokens=256,
             concurrency=concurrency, ttft_s=60.0, tpot_s=1.0,
+            limits=limits({}, clients=concurrency, input_tokens=prompt, version=""),
         )
         for gpu in ("h100", "h200")
         for tp in (1, 2, 4)
@@ -121,7 +123,8 @@ def test_no_constant_of_a_fit_is_negative(known: list[ServingSample]) -> None:
 
 
 def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
-    row = known[0].row
+    many = limits({}, clients=64, input_tokens=4096, version="")
+    row = replace(known[0].row, limits=many)
     fast = replace(row, concurrency=64, input_tokens=4096, ttft_s=0.05, tpot_s=0.002)
     waiting = replace(row, concurrency=64, ttft_s=500.0, tpot_s=0.02)
     found, out = samples([fast, waiting], QWEN)
