@@ -9,7 +9,7 @@ from pathlib import Path
 from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE
+from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE, release
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 
@@ -93,7 +93,6 @@ def limits(cells: Mapping[str, str], *, clients: int, input_tokens: int, version
     sequences, tokens = found["max_num_seqs"], found["max_num_batched_tokens"]
     times, _, unit = tokens.partition("*")
     budget = int(times) * (input_tokens if unit else 1) if tokens else MAX_BATCHED_TOKENS
-    number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     asynchronous = found["async_scheduling"]
     return Limits(
         max_running=int(sequences) if sequences.isdecimal() else clients,
@@ -101,7 +100,7 @@ def limits(cells: Mapping[str, str], *, clients: int, input_tokens: int, version
         batched_tokens=budget,
         memory_share=float(found["memory_share"] or MEMORY_SHARE),
         kv_dtype=found["kv_dtype"],
-        asynchronous=asynchronous == "1" if asynchronous else number >= ASYNC_SINCE,
+        asynchronous=asynchronous == "1" if asynchronous else release(version) >= ASYNC_SINCE,
         speculation=found["speculation"],
         assumed=tuple(name for name in ASSUMED if not found[name]),
     )

@@ -238,9 +238,9 @@ def test_memory_share_and_kv_precision_change_the_kv_of_a_table() -> None:
         own = limits(cells, clients=8, input_tokens=1024, version="")
         return with_limits(table, profile, own)
 
-    # 2 GPUs of 80 GiB hold 147,456 bytes of a token together.
+    # 2 GPUs of 79.2 GiB hold 147,456 bytes of a token together.
     more = with_cells(memory_share="0.95").kv_capacity_tokens - table.kv_capacity_tokens
-    assert more == pytest.approx(0.05 * 2 * 80 * 2**30 / 147_456, abs=1)
+    assert more == pytest.approx(0.05 * 2 * 79.2 * 2**30 / 147_456, abs=1)
     half = with_cells(kv_dtype="fp8")
     assert half.kv_capacity_tokens == 2 * table.kv_capacity_tokens
     assert half.per_context_s[8] == pytest.approx(table.per_context_s[8] / 2)

@@ -7,6 +7,7 @@ from tools.profiles import (
     from_aiconfigurator,
     from_tables,
     from_training_rows,
+    kv_sizes,
     lookup,
     serving,
     shipped,
@@ -25,6 +26,7 @@ for module in (
     serving,
     efficiencies,
     from_training_rows,
+    kv_sizes,
     lookup,
 ):
     profiles.add_command(module.command)
