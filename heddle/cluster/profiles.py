@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -273,7 +273,18 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
     profile = profile_by_name(cluster.model, cluster.gpu)
+    spread, ranks = cluster.expert_parallel, cluster.attention_dp
+    if profile.experts and (spread == "on" or ranks > 1):
+        profile = _with_layouts(profile, spread, ranks)
     return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
+
+
+def _with_layouts(profile: Profile, spread: Literal["auto", "on", "off"], ranks: int) -> Profile:
+    # Only here, because it takes a second to import.
+    from heddle_calibrate.roofline.missing_layouts import with_layouts
+
+    parallel = profile.expert_parallel if spread == "auto" else spread == "on"
+    return with_layouts(profile, expert_parallel=parallel, attention_dp=ranks)
 
 
 def memory_profile(cluster: ClusterConfig) -> Profile:

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
+from heddle_calibrate.roofline.missing_layouts import with_layouts
 from heddle_calibrate.serving.limits import Limits, limits, recipe_of
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.profile_files import Profile
@@ -226,8 +228,13 @@ def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> 
     found = profiles.get((named, row.gpu)) or profiles.get((row.model, row.gpu))
     if found is None or (SUFFIX[row.precision] and found.source.precision == "bfloat16"):
         return f"no profile of {named} on {row.gpu}"
-    for experts in dict.fromkeys((row.expert_parallel, bool(found.experts))):
-        laid = replace(found, expert_parallel=experts and found.experts > 0, attention_dp=row.dp)
+    layouts = dict.fromkeys((row.expert_parallel, bool(found.experts)))
+    for complete, experts in product((False, True), layouts):
+        spread = experts and found.experts > 0
+        own = (
+            with_layouts(found, expert_parallel=spread, attention_dp=row.dp) if complete else found
+        )
+        laid = replace(own, expert_parallel=spread, attention_dp=row.dp)
         if row.rank_tp in laid.tps:
             return laid
     return (
