@@ -6,13 +6,13 @@ from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_calibrate.roofline.model_shape import WEIGHT_BYTES, LatentAttention, ModelShape
 from heddle_calibrate.roofline.operators import ACTIVATION_BYTES
 from heddle_core.ids import EngineShape
+from heddle_sim.profile_parts import release
 
 MEMORY_SHARE = 0.9
 """Of a GPU's memory that an engine uses (vLLM: ``--gpu-memory-utilization``)."""
 RESERVES = {(0,): (1.0, 1.6), (0, 11, 1): (4.7, 1.2), (0, 17): (2.0, 1.6)}
-"""GiB since a release of vLLM: of CUDA context, kernels and graphs; and of the buffers of engines
-with several GPUs. Fitted to published sizes of the KV cache
-(`tools/profiles/kv_cache_sizes.csv`)."""
+"""GiB since a release of vLLM: of CUDA context, kernels and graphs; of buffers of several GPUs.
+Fitted to published sizes of the KV cache (`tools/profiles/kv_cache_sizes.csv`)."""
 STATES = 128
 """Sequences whose states of linear attention have room."""
 MAX_BATCHED_TOKENS = 8192
@@ -79,15 +79,8 @@ def _attention_parameters(model: ModelShape) -> int:
     return model.layers * (into + compressed + expansion + out + index)
 
 
-def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version; () of one that is not given or no release."""
-    numbers = (part.partition("rc")[0].partition("+")[0] for part in version.split(".")[:3])
-    return tuple(int(number) for number in numbers if number.isdecimal())
-
-
 def reserved_bytes(layout: EngineShape, version: str = "") -> float:
-    """Bytes of a GPU that are neither weights, activations nor KV; of the newest without a
-    version."""
+    """Bytes of a GPU beside weights, activations and KV; without a version of the newest."""
     known = release(version)
     runtime, links = next(
         RESERVES[since] for since in sorted(RESERVES, reverse=True) if not known or known >= since

@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.model_shape import ModelShape
-from heddle_calibrate.roofline.pairs import with_kv_of
-from heddle_calibrate.roofline.profile import RooflineError, impossible, profile_from_shape
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.roofline.profile import impossible, profile_from_shape
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name
 
@@ -19,11 +17,8 @@ BY_ROOFLINE = (
 
 
 def with_layouts(profile: Profile, *, expert_parallel: bool, attention_dp: int) -> Profile:
-    """Return a profile of experts with tables for TP degrees that it lacks with this layout.
-
-    Unchanged where the layout needs neither ranks nor experts spread, where the shape of the model
-    or the data sheet of its class is not known, and where weights leave no room.
-    """
+    """Return a profile of experts with tables for TP degrees that it lacks with this layout, where
+    shape of the model and data sheet of its class are known and weights leave room."""
     gpu = GPU_CLASSES.get(profile.gpu)
     if not profile.experts or gpu is None or not (expert_parallel or attention_dp > 1):
         return profile
@@ -35,7 +30,7 @@ def with_layouts(profile: Profile, *, expert_parallel: bool, attention_dp: int) 
         if tp * attention_dp > 1
     ]
     missing = [shape for shape in wanted if layout_name(shape) not in profile.tables]
-    model = _shape(profile) if missing else None
+    model = shape_of(profile) if missing else None
     if model is None:
         return profile
     possible = [
@@ -62,11 +57,3 @@ def _blocks_fit(model: ModelShape, shape: EngineShape) -> bool:
         or model.precisions.experts != "fp8"
         or not experts.intermediate // cut % 128
     )
-
-
-def _shape(profile: Profile) -> ModelShape | None:
-    try:
-        model, _ = find_model(profile.model)
-    except (ModelConfigError, RooflineError):
-        return None
-    return with_kv_of(model, profile.kv_bytes_per_token, 1)

@@ -139,8 +139,7 @@ def profile_from_shape(
     factors: tuple[float, float] | None = None,
 ) -> Profile:
     """Make the profile of a model on a class, with host time and transfers carried over.
-
-    `factors` are on roofline times of decoding and of prompts; None: `measured_factors`.
+    `factors` are on times of decoding and of prompts; None: `measured_factors`.
 
     Raises:
         RooflineError: no layout is possible; with the reason of each.
@@ -191,11 +190,10 @@ def profile_from_shape(
 
 def measured_factors(model: ModelShape, gpu: str) -> tuple[float, float]:
     """Return measured over roofline times of decoding and of prompts for a kind of model."""
-    if model.experts is None:
-        return 1.0, 1.0
-    if model.attention is not None:
+    if model.experts is not None and model.attention is not None:
         return LATENT
-    return HOPPER_FP8 if model.precisions.experts == "fp8" and gpu in HOPPER else (1.0, 1.0)
+    fp8 = model.experts is not None and model.precisions.experts == "fp8"
+    return HOPPER_FP8 if fp8 and gpu in HOPPER else (1.0, 1.0)
 
 
 def impossible(model: ModelShape, shape: EngineShape, gpu: GpuClass) -> str:

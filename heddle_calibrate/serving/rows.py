@@ -37,7 +37,7 @@ SUFFIX = {
     "int4": "",
 }
 """Precision of a row -> end of a profile's name. Rows without a label are taken as bfloat16."""
-NO_LIMITS = limits({}, clients=1, input_tokens=1, version="")
+NO_LIMITS = limits({}, clients=1, input_tokens=1)
 SLOWER = 1.15
 """A run this much slower than the same run with as many clients or more had another disturbance."""
 
@@ -126,27 +126,13 @@ def _row(line: Line) -> ServingRow | str:
 
 def with_recipe(row: ServingRow, line: Line) -> ServingRow:
     """Return the row with the limits of its line, of its recipe where the line has none."""
-    recipe = recipe_of(
-        {
-            "backend": row.engine,
-            "model": row.model,
-            "gpu": row.gpu,
-            "precision": row.precision,
-            "tp": str(row.tp),
-            "versions": row.version,
-            "inputs": f"{row.input_tokens}/{row.output_tokens}",
-            "clients": str(row.concurrency),
-            "date": line.cells.get("measured", ""),
-        }
-    )
+    known = {name: str(getattr(row, name)) for name in ("model", "gpu", "precision", "tp")}
+    known |= {"backend": row.engine, "versions": row.version, "clients": str(row.concurrency)}
+    known["inputs"] = f"{row.input_tokens}/{row.output_tokens}"
+    recipe = recipe_of({**known, "date": line.cells.get("measured", "")})
     stated = {name: text for name, text in line.cells.items() if text not in ("", "-")}
     try:
-        own = limits(
-            {**recipe, **stated},
-            clients=row.concurrency,
-            input_tokens=row.input_tokens,
-            version=row.version,
-        )
+        own = limits({**recipe, **stated}, clients=row.concurrency, input_tokens=row.input_tokens)
     except ValueError as e:
         raise PublishedRowsError(f"{line.path.name}:{line.number}: {e}") from None
     spread = row.expert_parallel or recipe.get("expert_parallel", "") == "1"

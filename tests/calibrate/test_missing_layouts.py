@@ -8,7 +8,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import layout_profile
 from heddle_calibrate.roofline.missing_layouts import BY_ROOFLINE, with_layouts
 from heddle_calibrate.roofline.slower_layouts import shown_seconds
-from heddle_sim.profile_files import load_profile
+from heddle_sim.profile_files import ProfileError, load_profile
 
 
 def test_ranks_that_tables_lack_come_from_the_roofline_with_their_error() -> None:
@@ -49,3 +49,19 @@ def test_a_cluster_of_a_layout_without_tables_runs() -> None:
     profile = layout_profile(cluster)
     assert profile.shape(2).gpus == 4
     assert profile.table(2).base_s[8] > 0
+
+
+def test_a_version_takes_the_host_time_of_the_nearest_release_that_was_measured() -> None:
+    profile = load_profile("gpt-oss-120b", "h100")
+    times = profile.host_versions
+    assert times is not None
+    assert {"0.11.2", "0.18.0"} <= set(times)
+    assert profile.of_version("0.12.0").host.per_step_s == times["0.11.2"].per_step_s
+    assert profile.of_version("0.26.0").host.per_step_s == times["0.18.0"].per_step_s
+    assert profile.of_version("") is profile
+    cluster = ClusterConfig(model="gpt-oss-120b", gpu="h100", engine_version="0.11.2")
+    assert layout_profile(cluster).host.per_step_s == times["0.11.2"].per_step_s
+    with pytest.raises(ProfileError, match=r"version 'nightly'; take one near .*0\.18\.0"):
+        profile.of_version("nightly")
+    with pytest.raises(ProfileError, match=r"near none: leave cluster\.engine_version out"):
+        load_profile("qwen3-14b", "h100").of_version("0.19.0")

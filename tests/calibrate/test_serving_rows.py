@@ -182,7 +182,7 @@ def test_a_row_without_a_recipe_names_what_is_assumed(tmp_path: Path) -> None:
     (row,), _ = read(tmp_path, {})
     own = row.limits
     assert (own.max_running, own.requests, own.batched_tokens) == (16, 160, 8192)
-    assert (own.memory_share, own.asynchronous) == (0.9, True)
+    assert (own.memory_share, own.kv_dtype) == (0.9, "")
     assert len(own.assumed) == 7
 
 
@@ -205,7 +205,7 @@ def test_a_recipe_is_of_its_dates() -> None:
 
 def test_every_recipe_can_be_read_and_has_a_source() -> None:
     for recipe in recipes():
-        limits(recipe, clients=8, input_tokens=1024, version="")
+        limits(recipe, clients=8, input_tokens=1024)
         assert "InferenceX" in recipe["source"]
 
 
@@ -213,7 +213,10 @@ def test_every_recipe_can_be_read_and_has_a_source() -> None:
     ("cells", "said"),
     [
         ({"max_num_seqs": "all"}, r"rows\.csv:2: max_num_seqs is 'all', not a whole number, or"),
-        ({"memory_share": "90"}, r"rows\.csv:2: memory_share is '90', not a number from 0\.1 to 1"),
+        (
+            {"memory_share": "90"},
+            r"rows\.csv:2: memory_share is '90', not a number above 0, at most 1",
+        ),
         ({"kv_dtype": "int8"}, r"rows\.csv:2: kv_dtype is 'int8', not one of fp8, bf16"),
     ],
 )
@@ -235,7 +238,7 @@ def test_memory_share_and_kv_precision_change_the_kv_of_a_table() -> None:
     table = expand(profile, 2, host=NO_HOST)
 
     def with_cells(**cells: str) -> LatencyTable:
-        own = limits(cells, clients=8, input_tokens=1024, version="")
+        own = limits(cells, clients=8, input_tokens=1024)
         return with_limits(table, profile, own)
 
     # 2 GPUs of 79.2 GiB hold 147,456 bytes of a token together.

@@ -14,7 +14,8 @@ from heddle.cli.tables import new_table, show
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.memory import kv_capacity_tokens, reserved_bytes
-from heddle_calibrate.serving.limits import KV_BYTES, kv_element_bytes, limits, with_limits
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.serving.limits import KV_BYTES, limits, with_limits
 from heddle_core.ids import EngineShape
 from heddle_sim.model_names import short_model_name
 from heddle_sim.profile_files import known_profiles, load_profile
@@ -80,11 +81,13 @@ def _shipped(row: dict[str, str], engine: EngineShape) -> int | None:
     if profile is None or named(engine) not in profile.tables:
         return None
     laid_out = replace(profile, expert_parallel=engine.ep > 1)
-    own = limits(row, clients=1, input_tokens=1, version=row["version"])
+    own = limits(row, clients=1, input_tokens=1)
     table = with_limits(laid_out.table(engine.tp), profile, own)
     later = reserved_bytes(engine, row["version"]) - reserved_bytes(engine)
     each = profile.kv_bytes_per_token / min(engine.tp, profile.kv_heads or engine.tp)
-    each *= KV_BYTES[row["kv_dtype"]] / kv_element_bytes(profile)
+    own_shape = shape_of(profile)
+    assert own_shape is not None
+    each *= KV_BYTES[row["kv_dtype"]] / own_shape.kv_element_bytes
     return int(table.kv_capacity_tokens - later / each)
 
 

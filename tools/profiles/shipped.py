@@ -13,10 +13,9 @@ from pathlib import Path
 import click
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
-from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.memory import kv_capacity_tokens
+from heddle_calibrate.roofline.pairs import shape_of
 from heddle_calibrate.roofline.profile import gpu_class
-from heddle_calibrate.serving.limits import kv_element_bytes
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, read_layout
 from tools.profiles.from_aiconfigurator import layouts
@@ -146,10 +145,9 @@ def with_capacity(profile: Profile) -> Profile:
     The package's is 11 to 20 % below what engines of DeepSeek-R1 report (`kv_cache_sizes.csv`);
     that of other models is within 5 %.
     """
-    shape, _ = find_model(profile.model)
-    if shape.attention is None:
+    shape = shape_of(profile)
+    if shape is None or shape.attention is None:
         return profile
-    shape = replace(shape, kv_element_bytes=kv_element_bytes(profile))
     tables = {}
     for layout, entry in profile.tables.items():
         tp, dp, ep = read_layout(layout)

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.memory import release, reserved_bytes, weight_bytes_per_gpu
+from heddle_calibrate.roofline.memory import reserved_bytes, weight_bytes_per_gpu
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import known_profiles, load_profile
+from heddle_sim.profile_parts import release
 from tools.profiles.kv_sizes import FAULTY, KvSize, kv_sizes
 from tools.profiles.shipped import with_capacity
 
