@@ -9,6 +9,7 @@ from tools.profiles import (
     from_training_rows,
     kv_sizes,
     lookup,
+    scorecard,
     serving,
     shipped,
 )
@@ -28,6 +29,7 @@ for module in (
     from_training_rows,
     kv_sizes,
     lookup,
+    scorecard,
 ):
     profiles.add_command(module.command)
 
