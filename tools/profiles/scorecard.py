@@ -29,7 +29,7 @@ KV_PCT, MAKESPAN_PCT = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ScoreLine:
     """One figure of a section, and whether it is beyond its target."""
 
     cells: Sequence[str]
@@ -43,11 +43,11 @@ class Section:
     title: str
     target: str
     columns: Sequence[str]
-    lines: Sequence[Line]
+    lines: Sequence[ScoreLine]
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
-    def failing(self) -> list[Line]:
+    def failing(self) -> list[ScoreLine]:
         """Lines beyond the target."""
         return [line for line in self.lines if line.fails]
 
@@ -59,7 +59,7 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
     rules = Counter(left.rule for left in report.left_out)
     for engine in report.engines:
         lines = [
-            Line(
+            ScoreLine(
                 cells=(
                     part.part,
                     str(part.runs),
@@ -84,7 +84,7 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
         target="of a layout left out: TPOT 4 % in the median, 10 % in nine of ten, TTFT 10 %",
         columns=columns,
         lines=[
-            Line(
+            ScoreLine(
                 cells=[str(row[name]) for name in columns],
                 fails=row["part"] == "layout"
                 and any(float(row[k]) > v for k, v in UNSEEN_PCT.items()),
@@ -102,7 +102,7 @@ def kv_section() -> Section:
         worst = max(abs(roofline), abs(shipped or 0.0))
         why = f" ({FAULTY[size.source]})" if size.source in FAULTY else ""
         lines.append(
-            Line(
+            ScoreLine(
                 cells=(
                     f"{size.model} {size.engine.gpu} TP {size.engine.tp}{why}",
                     size.version,
@@ -131,7 +131,7 @@ def makespan_section() -> Section:
         target=f"{MAKESPAN_PCT:g} % of each run",
         columns=("workload", "policy", "runs", "median %", "worst %"),
         lines=[
-            Line(
+            ScoreLine(
                 cells=(*names, str(len(e)), f"{median(e):+.1f}", f"{max(e, key=abs):+.1f}"),
                 fails=max(map(abs, e)) > MAKESPAN_PCT,
             )
@@ -151,7 +151,7 @@ def training_sections() -> Iterator[Section]:
         target=", ".join(f"{name} {limit:g} %" for name, limit in target.items()),
         columns=columns,
         lines=[
-            Line(
+            ScoreLine(
                 cells=(
                     name,
                     str(of["rows"]),
@@ -167,7 +167,7 @@ def training_sections() -> Iterator[Section]:
         target=f"{update['target_share']:.0%} within a factor of 1.5, of documents left out",
         columns=("method", "rows", "seen", "row left out", "document left out"),
         lines=[
-            Line(
+            ScoreLine(
                 cells=(
                     name,
                     str(of["rows"]),

@@ -1,7 +1,7 @@
 """The scorecard: each section's lines beyond their target are listed first."""
 
 from tools.profiles.scorecard import (
-    Line,
+    ScoreLine,
     Section,
     kv_section,
     makespan_section,
@@ -11,7 +11,7 @@ from tools.profiles.scorecard import (
 
 
 def test_a_line_beyond_its_target_stands_first_and_in_its_section() -> None:
-    lines = [Line(cells=("a", "1")), Line(cells=("b", "9"), fails=True)]
+    lines = [ScoreLine(cells=("a", "1")), ScoreLine(cells=("b", "9"), fails=True)]
     made = page([Section(title="Some", target="5 %", columns=("of", "%"), lines=lines)])
     assert "| Some | 2 | 1 |" in made
     assert made.index("- Some: b, 9") < made.index("## Some")
