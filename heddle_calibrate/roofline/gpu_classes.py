@@ -73,6 +73,8 @@ GPU_CLASSES: Final[Mapping[str, GpuClass]] = MappingProxyType(
             _gpu("b300", 2250, 4500, 7.7, 268, 900, "NVIDIA HGX B300 data sheet", peak=_DGX_B300),
             _gpu("gb200", 2500, 5000, 8.0, 185, 900, "NVIDIA GB200 NVL72 data sheet", 72),
             _gpu("gb300", 2500, 5000, 8.0, 278, 900, "NVIDIA GB300 NVL72 data sheet", 72),
+            _gpu("a100-pcie", 312, 312, 1.935, 79.2, 32, "NVIDIA A100 80GB PCIe data sheet"),
+            _gpu("h100-pcie", 756, 1513, 2.0, 79.2, 64, "NVIDIA H100 PCIe data sheet"),
             _gpu("l40s", 362, 733, 0.864, 45, 32, "NVIDIA L40S data sheet"),
             _gpu("l40", 181, 362, 0.864, 45, 32, "NVIDIA L40 data sheet"),
             _gpu("l4", 121, 242, 0.3, 22.5, 32, "NVIDIA L4 data sheet"),

@@ -9,7 +9,6 @@ from heddle_calibrate.roofline.profile import impossible, profile_from_shape
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, layout_name
 
-TPS = (1, 2, 4, 8)
 BY_ROOFLINE = (
     "by the roofline: beside the tables of 201 layouts with ranks, decode steps are 7 % off in the "
     "median and one in ten over 17 %, prompts 11 %"
@@ -26,7 +25,7 @@ def with_layouts(profile: Profile, *, expert_parallel: bool, attention_dp: int) 
         EngineShape(
             profile.gpu, tp, dp=attention_dp, ep=tp * attention_dp if expert_parallel else 1
         )
-        for tp in TPS
+        for tp in (1, 2, 4, 8)
         if tp * attention_dp > 1
     ]
     missing = [shape for shape in wanted if layout_name(shape) not in profile.tables]

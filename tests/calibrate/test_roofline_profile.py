@@ -283,3 +283,13 @@ def test_kinds_that_measured_runs_differ_by_have_factors(
 
 def made_of(shape: ModelShape, gpu: str, layouts: list[EngineShape]) -> Profile:
     return profile_from_shape(shape, GPU_CLASSES[gpu], layouts)
+
+
+def test_gpus_on_pcie_are_slower_together_than_those_on_nvlink() -> None:
+    tables_of = {
+        gpu: made("Qwen/Qwen3-32B", gpu, tps=(1, 8)).tables for gpu in ("h100", "h100-pcie")
+    }
+    eight = {gpu: tables["8"].prefill.ms[-1] for gpu, tables in tables_of.items()}
+    one = {gpu: tables["1"].prefill.ms[-1] for gpu, tables in tables_of.items()}
+    assert eight["h100"] < one["h100"] / 3
+    assert eight["h100-pcie"] > one["h100-pcie"] / 2
