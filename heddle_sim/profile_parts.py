@@ -12,6 +12,12 @@ from heddle_core.ids import EngineShape
 _LAYOUT = re.compile(r"([1-9]\d*)(?:dp([1-9]\d*))?(?:ep([1-9]\d*))?")
 
 
+def release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version; () of one that is not given or no release."""
+    numbers = (part.partition("rc")[0].partition("+")[0] for part in version.split(".")[:3])
+    return tuple(int(number) for number in numbers if number.isdecimal())
+
+
 class ProfileError(ValueError):
     """A profile that does not exist, does not parse, or has no table for a TP degree."""
 

@@ -65,6 +65,7 @@ def show_report(report: "ServingReport") -> None:
     """Print tables of errors, the runs with the largest ones, and why rows were left out."""
     from heddle.cli.tables import new_table, show
     from heddle_calibrate.serving.errors import median_of_groups
+    from heddle_calibrate.serving.limits import ASSUMED
 
     for engine in report.engines:
         for name, parts in _parts(report, engine).items():
@@ -80,6 +81,8 @@ def show_report(report: "ServingReport") -> None:
         for run in report.worst(engine):
             table.add_row(_named(run), *_run(run))
         show(table)
+    for name, number in report.assumed().items():
+        click.echo(f"assumed:  {number:>4}  {name}: {ASSUMED[name]}")
     rules = Counter(left.rule for left in report.left_out)
     for rule, number in rules.most_common():
         click.echo(f"left out: {number:>4}  {rule}")
@@ -127,6 +130,7 @@ def plain_report(report: "ServingReport") -> dict[str, Any]:
         "schema": SCHEMA,
         "engines": engines,
         "runs": [_run_json(run) for run in report.runs],
+        "assumed": report.assumed(),
         "left_out": [{"line": left.line, "rule": left.rule} for left in report.left_out],
     }
 

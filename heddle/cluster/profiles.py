@@ -272,8 +272,15 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
     Raises:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
-    profile = profile_by_name(cluster.model, cluster.gpu)
-    return profile.laid_out(cluster.expert_parallel, attention_dp=cluster.attention_dp)
+    profile = profile_by_name(cluster.model, cluster.gpu).of_version(cluster.engine_version)
+    spread, ranks = cluster.expert_parallel, cluster.attention_dp
+    if profile.experts and (spread == "on" or ranks > 1):
+        # Only here, because it takes a second to import.
+        from heddle_calibrate.roofline.missing_layouts import with_layouts
+
+        parallel = profile.expert_parallel if spread == "auto" else spread == "on"
+        profile = with_layouts(profile, expert_parallel=parallel, attention_dp=ranks)
+    return profile.laid_out(spread, attention_dp=ranks)
 
 
 def memory_profile(cluster: ClusterConfig) -> Profile:

@@ -160,8 +160,9 @@ def _check_experts(model: str, experts: int, shapes: Sequence[EngineShape]) -> N
             )
 
 
-def with_carried_host(profile: Profile) -> Profile:
-    """Add the host time of the measured runs to kernel times of any source."""
+def with_carried_host(profile: Profile, of_kind: HostFit | None = None) -> Profile:
+    """Add host time to kernel times of any source: that of a kind of model, else that of the
+    measured runs."""
     reference = load_profile(*HOST_OF)
     host, measured = reference.host, reference.errors["measured"]
     carried = HostFit(
@@ -169,7 +170,8 @@ def with_carried_host(profile: Profile) -> Profile:
         per_running_s=host.per_running_s,
         per_prefill_s=host.per_prefill_s,
     )
-    return with_host(profile, carried, HostFit(**measured["belief_host"]), measured)
+    estimate = of_kind or HostFit(**measured["belief_host"])
+    return with_host(profile, of_kind or carried, estimate, measured)
 
 
 # -- models and GPUs of the package ----------------------------------------------------------------

@@ -6,11 +6,13 @@ from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_calibrate.roofline.model_shape import WEIGHT_BYTES, LatentAttention, ModelShape
 from heddle_calibrate.roofline.operators import ACTIVATION_BYTES
 from heddle_core.ids import EngineShape
+from heddle_sim.profile_parts import release
 
 MEMORY_SHARE = 0.9
 """Of a GPU's memory that an engine uses (vLLM: ``--gpu-memory-utilization``)."""
-RUNTIME_BYTES, COLLECTIVES_BYTES = 3.5 * 2**30, 0.4e9
-"""CUDA context, kernels and graphs; and buffers of engines with several GPUs."""
+RESERVES = {(0,): (1.0, 1.6), (0, 11, 1): (4.7, 1.2), (0, 17): (2.0, 1.6)}
+"""GiB since a release of vLLM: of CUDA context, kernels and graphs; of buffers of several GPUs.
+Fitted to published sizes of the KV cache (`tools/profiles/kv_cache_sizes.csv`)."""
 STATES = 128
 """Sequences whose states of linear attention have room."""
 MAX_BATCHED_TOKENS = 8192
@@ -77,13 +79,28 @@ def _attention_parameters(model: ModelShape) -> int:
     return model.layers * (into + compressed + expansion + out + index)
 
 
+def reserved_bytes(layout: EngineShape, version: str = "") -> float:
+    """Bytes of a GPU beside weights, activations and KV; without a version of the newest."""
+    known = release(version)
+    runtime, links = next(
+        RESERVES[since] for since in sorted(RESERVES, reverse=True) if not known or known >= since
+    )
+    return (runtime + (links if layout.gpus > 1 else 0.0)) * 2**30
+
+
 def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
     """Bytes of weights on each GPU: experts are cut or spread over all, the rest over a rank."""
     p, of = count_parameters(model), model.precisions
-    # Heads fewer than GPUs, and the vectors of latent attention, are on several GPUs: little.
-    rank = (p.embedding + p.head) * WEIGHT_BYTES["bf16"]
-    rank += p.attention * WEIGHT_BYTES[of.attention] + p.mlp * WEIGHT_BYTES[of.mlp]
-    return rank / layout.tp + p.experts * WEIGHT_BYTES[of.experts] / layout.gpus
+    width = {**WEIGHT_BYTES, "int4": WEIGHT_BYTES["int4"] + 2 / model.int4_group - 2 / 128}
+    # What makes latent vectors is on every GPU. Heads fewer than GPUs are on several: little.
+    latent, whole = model.attention, 0
+    if latent is not None:
+        vectors = latent.query_rank + latent.kv_rank + latent.rope_dim
+        whole = model.layers * model.hidden * vectors
+    rank = (p.embedding + p.head) * width["bf16"] + p.mlp * width[of.mlp]
+    rank += (p.attention - whole) * width[of.attention]
+    everywhere = whole * width[of.attention]
+    return rank / layout.tp + everywhere + p.experts * width[of.experts] / layout.gpus
 
 
 def weights_read_bytes(model: ModelShape) -> int:
@@ -104,10 +121,16 @@ def activation_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
     return MAX_BATCHED_TOKENS * ACTIVATION_BYTES * (2 * model.hidden + wide)
 
 
-def kv_capacity_tokens(model: ModelShape, layout: EngineShape, gpu: GpuClass) -> int:
-    """Tokens of KV that one attention rank holds; 0 where the weights leave no memory."""
-    free = MEMORY_SHARE * gpu.memory - RUNTIME_BYTES
+def kv_capacity_tokens(
+    model: ModelShape,
+    layout: EngineShape,
+    gpu: GpuClass,
+    *,
+    memory_share: float = MEMORY_SHARE,
+    version: str = "",
+) -> int:
+    """Tokens of KV that one attention rank of a vLLM holds; 0 where the weights leave no memory."""
+    free = memory_share * gpu.memory - reserved_bytes(layout, version)
     free -= weight_bytes_per_gpu(model, layout) + activation_bytes_per_gpu(model, layout)
-    free -= COLLECTIVES_BYTES if layout.gpus > 1 else 0.0
     free -= STATES * model.linear.state_bytes / layout.tp if model.linear is not None else 0.0
     return max(0, int(free / model.kv_bytes_per_token(layout.tp)))

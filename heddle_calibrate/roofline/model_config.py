@@ -153,8 +153,7 @@ def model_shape(
             "give the complete config.json of the model, as on its Hugging Face page"
         )
     own = _precisions(values, text, place, layers, experts=experts is not None)
-    quantised = values.get("quantization_config")
-    fp8_kv = isinstance(quantised, Mapping) and quantised.get("kv_cache_quant_algo") == "FP8"
+    quantised = values.get("quantization_config") or text.get("quantization_config") or {}
     return ModelShape(
         name=name,
         layers=layers,
@@ -173,7 +172,8 @@ def model_shape(
         experts=experts,
         window=window,
         sliding_layers=sliding,
-        kv_element_bytes=1 if fp8_kv else 2,
+        kv_element_bytes=1 if quantised.get("kv_cache_quant_algo") == "FP8" else 2,
+        int4_group=_int4_group(quantised),
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
@@ -317,6 +317,19 @@ def _precisions(
     )
 
 
+def _grouped_weights(quantised: Mapping[str, Any]) -> Any:
+    groups = quantised.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    return first.get("weights") if isinstance(first, Mapping) else None
+
+
+def _int4_group(quantised: Mapping[str, Any]) -> int:
+    """Weights that share a scale, where the configuration says so of the first of its groups."""
+    weights = _grouped_weights(quantised)
+    size = weights.get("group_size") if isinstance(weights, Mapping) else None
+    return size if isinstance(size, int) and size > 0 else 128
+
+
 def _covers(names: list[str], kind: re.Pattern[str], layers: int) -> bool:
     """Whether a list of unquantized modules has those of most layers, by name or by pattern."""
     found = [name for name in names if kind.search(name)]
@@ -328,9 +341,7 @@ def _covers(names: list[str], kind: re.Pattern[str], layers: int) -> bool:
 def _quantized(quantization: Mapping[str, Any], place: str) -> Precision:
     method = str(quantization.get("quant_method") or quantization.get("quant_algo") or "").lower()
     bits = quantization.get("bits")
-    groups = quantization.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
-    weights = first.get("weights") if isinstance(first, Mapping) else None
+    weights = _grouped_weights(quantization)
     if isinstance(weights, Mapping):
         bits, method = weights.get("num_bits"), f"{weights.get('type')}{weights.get('num_bits')}"
     match method, bits:

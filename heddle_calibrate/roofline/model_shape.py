@@ -105,6 +105,8 @@ class ModelShape:
     """Tokens that a layer with sliding-window attention attends to."""
     sliding_layers: int = 0
     kv_element_bytes: int = 2
+    int4_group: int = 128
+    """Weights in INT4 that share a scale."""
     mtp_layers: int = 0
     """Layers of a head that predicts further tokens (MTP); beside `layers`."""
     notes: tuple[str, ...] = ()

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GpuClass
+from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import (
     LayoutError,
@@ -14,7 +16,7 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
-from heddle_sim.profile_files import layout_name
+from heddle_sim.profile_files import Profile, layout_name
 
 PROMPT, PREFIX = 512.0, 32_256.0
 """Tokens whose pairs with a prefix are counted."""
@@ -51,6 +53,15 @@ def least_pairs_s(
         except LayoutError:
             continue
     return found
+
+
+def shape_of(profile: Profile) -> ModelShape | None:
+    """Return the shape of a profile's model with the precision of its KV; None if it is unknown."""
+    try:
+        model, _ = find_model(profile.model)
+    except ModelConfigError:
+        return None
+    return with_kv_of(model, profile.kv_bytes_per_token, 1)
 
 
 def with_kv_of(model: ModelShape, bytes_per_token: float, tp: int) -> ModelShape:

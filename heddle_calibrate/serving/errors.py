@@ -1,5 +1,6 @@
 """Errors of predicted serving runs, by model and GPU class, TP degree and concurrency."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,10 @@ class ServingReport:
     def engines(self) -> list[str]:
         """Families of engines that have runs."""
         return [name for name in ENGINES if any(run.row.engine == name for run in self.runs)]
+
+    def assumed(self) -> dict[str, int]:
+        """Count the runs of which a limit is assumed, by its name."""
+        return dict(Counter(name for run in self.runs for name in run.row.limits.assumed))
 
     def parts(self, part_of: Callable[[PredictedRun], str], engine: str) -> list[PartError]:
         """Errors by a name that each run gives itself, of one family of engines."""

@@ -15,13 +15,12 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS
 from heddle_sim.latency import LatencyTable
 
 SHORTEST = 0.8
 WAVES = 10
 """Requests per client."""
-MAX_BATCHED_TOKENS = 8192
-"""vLLM's default for an API server on a large GPU, each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,12 @@ class Clients:
     concurrency: int
     shortest: float = SHORTEST
     waves: int = WAVES
+    requests: int = 0
+    """Of the whole run; 0: `waves` for each client."""
+    max_running: int = 0
+    """Sequences that a rank runs at once; 0: no limit."""
+    batched_tokens: int = MAX_BATCHED_TOKENS
+    """Of one iteration of a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,8 @@ class _Replay:
 
     def chunks(self) -> list[tuple[_Request, int]]:
         """Tokens that this iteration prefills of each request: running ones first."""
-        budget = MAX_BATCHED_TOKENS * self.table.dp - len(self.decoding)
+        budget = self.clients.batched_tokens * self.table.dp - len(self.decoding)
+        most = self.clients.max_running * self.table.dp or self.clients.concurrency
         free = self.free()
         chosen: list[tuple[_Request, int]] = []
         for request in self.prefilling:
@@ -140,6 +146,8 @@ class _Replay:
                 chosen.append((request, n))
                 budget, free = budget - n, free - n
         while self.waiting and budget > 0 and self.waiting[0].need <= free:
+            if len(self.decoding) + len(self.prefilling) >= most:
+                break
             request = self.waiting.popleft()
             n = min(budget, request.need)
             self.prefilling.append(request)
@@ -236,14 +244,10 @@ def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> Ser
             f"{clients.concurrency} clients, but times of batches up to {len(table.base_s) - 1} "
             f"({name}): expand the profile with a larger max_batch"
         )
-    total = clients.concurrency * clients.waves
-    replay = _Replay(
-        table=table,
-        clients=clients,
-        random=random.Random(seed),
-        unsent=total - clients.concurrency,
-    )
-    for _ in range(clients.concurrency):
+    total = clients.requests or clients.concurrency * clients.waves
+    first = min(total, clients.concurrency)
+    replay = _Replay(table=table, clients=clients, random=random.Random(seed), unsent=total - first)
+    for _ in range(first):
         replay.send(0)
     while len(replay.first_token) < total:
         replay.iterate()

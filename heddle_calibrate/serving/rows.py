@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
+from heddle_calibrate.roofline.missing_layouts import with_layouts
+from heddle_calibrate.serving.limits import Limits, limits, recipe_of
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.profile_files import Profile
 
@@ -20,7 +23,8 @@ COLUMNS = (
     "TTFT_ms",
     "TPOT_ms",
 )
-"""What a table needs; `backend_version`, `moe_ep` and `attention_dp` are read where they are."""
+"""What a table needs. Read where they are: `backend_version`, `moe_ep`, `attention_dp`, `measured`
+(a date) and `ASSUMED`."""
 ENGINES = ("vllm", "sglang")
 SUFFIX = {
     "bf16": "",
@@ -33,6 +37,7 @@ SUFFIX = {
     "int4": "",
 }
 """Precision of a row -> end of a profile's name. Rows without a label are taken as bfloat16."""
+NO_LIMITS = limits({}, clients=1, input_tokens=1)
 SLOWER = 1.15
 """A run this much slower than the same run with as many clients or more had another disturbance."""
 
@@ -57,6 +62,7 @@ class ServingRow:
     concurrency: int
     ttft_s: float
     tpot_s: float
+    limits: Limits
 
     @property
     def group(self) -> tuple[str, str, str, str, int]:
@@ -95,7 +101,7 @@ def _row(line: Line) -> ServingRow | str:
         return f"engine {engine}: only {' and '.join(ENGINES)} are modelled"
     if precision not in SUFFIX:
         return f"precision {precision!r}: known are {', '.join(SUFFIX)}"
-    return ServingRow(
+    row = ServingRow(
         line=line.number,
         engine=engine,
         version=line.cells.get("backend_version", ""),
@@ -110,7 +116,27 @@ def _row(line: Line) -> ServingRow | str:
         concurrency=_whole(line, "concurrency"),
         ttft_s=_number(line, "TTFT_ms") / 1e3,
         tpot_s=_number(line, "TPOT_ms") / 1e3,
+        limits=NO_LIMITS,
     )
+    found = with_recipe(row, line)
+    if found.limits.speculation:
+        return f"speculative decoding ({found.limits.speculation}): its acceptance is not published"
+    return found
+
+
+def with_recipe(row: ServingRow, line: Line) -> ServingRow:
+    """Return the row with the limits of its line, of its recipe where the line has none."""
+    known = {name: str(getattr(row, name)) for name in ("model", "gpu", "precision", "tp")}
+    known |= {"backend": row.engine, "versions": row.version, "clients": str(row.concurrency)}
+    known["inputs"] = f"{row.input_tokens}/{row.output_tokens}"
+    recipe = recipe_of({**known, "date": line.cells.get("measured", "")})
+    stated = {name: text for name, text in line.cells.items() if text not in ("", "-")}
+    try:
+        own = limits({**recipe, **stated}, clients=row.concurrency, input_tokens=row.input_tokens)
+    except ValueError as e:
+        raise PublishedRowsError(f"{line.path.name}:{line.number}: {e}") from None
+    spread = row.expert_parallel or recipe.get("expert_parallel", "") == "1"
+    return replace(row, limits=own, expert_parallel=spread)
 
 
 def _number(line: Line, column: str) -> float:
@@ -188,8 +214,13 @@ def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> 
     found = profiles.get((named, row.gpu)) or profiles.get((row.model, row.gpu))
     if found is None or (SUFFIX[row.precision] and found.source.precision == "bfloat16"):
         return f"no profile of {named} on {row.gpu}"
-    for experts in dict.fromkeys((row.expert_parallel, bool(found.experts))):
-        laid = replace(found, expert_parallel=experts and found.experts > 0, attention_dp=row.dp)
+    layouts = dict.fromkeys((row.expert_parallel, bool(found.experts)))
+    for complete, experts in product((False, True), layouts):
+        spread = experts and found.experts > 0
+        own = (
+            with_layouts(found, expert_parallel=spread, attention_dp=row.dp) if complete else found
+        )
+        laid = replace(own, expert_parallel=spread, attention_dp=row.dp)
         if row.rank_tp in laid.tps:
             return laid
     return (

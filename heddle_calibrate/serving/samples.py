@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import log2
 
 from heddle_calibrate.fit.kernel_profile import NO_HOST
+from heddle_calibrate.serving.limits import with_limits
 from heddle_calibrate.serving.published_rows import LeftOut
 from heddle_calibrate.serving.replay import (
     SHORTEST,
@@ -23,6 +24,7 @@ from heddle_sim.profile_files import MAX_BATCH, Profile, expand
 from heddle_sim.profile_parts import KernelFactors
 
 SEVERAL = "prompts alone take longer than the run: more than one engine served it"
+TOO_FAST = "faster than its bytes at the peak bandwidth: more than one engine served it"
 OF_THOSE = "other runs of the same model, GPU class and version"
 DOUBTFUL = 1 / 3
 """Where this share of a model's runs cannot be of one engine, the others are in doubt too."""
@@ -71,17 +73,21 @@ def _sample(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> Ser
     if isinstance(profile, str):
         return profile
     # Factors of an earlier fit are not kernel times of a table.
-    table = kernel_table(replace(profile, kernel_factors=None), row)
+    bare, own = replace(profile, kernel_factors=None), row.limits
+    table = with_limits(kernel_table(bare, row), profile, own)
     clients = Clients(
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         concurrency=row.concurrency,
+        requests=own.requests,
+        max_running=own.max_running,
+        batched_tokens=own.batched_tokens,
     )
     try:
         work = serving_work(table, clients)
     except ValueError as error:
         return str(error)
-    doubt = _doubt(row, table)
+    doubt = _doubt(row, table) or _too_fast(row, table, profile)
     return doubt or ServingSample(row=row, model=profile.model, gpus=table.gpus, work=work)
 
 
@@ -96,10 +102,24 @@ def _doubt(row: ServingRow, table: LatencyTable) -> str:
     prompts_s = row.concurrency * table.prefill_s(row.input_tokens, row.input_tokens**2 / 2)
     if SHORTEST * prompts_s > whole_s:
         return SEVERAL
-    held = row.concurrency * (row.input_tokens + row.output_tokens)
+    running = min(row.concurrency, row.limits.max_running * row.dp)
+    if running < row.concurrency:
+        return ""
+    held = running * (row.input_tokens + row.output_tokens)
     if row.ttft_s > row.tpot_s * row.output_tokens and held < table.kv_capacity_tokens:
         return "most clients waited though the KV of all fits: a limit that is not published"
     return ""
+
+
+def _too_fast(row: ServingRow, table: LatencyTable, profile: Profile) -> str:
+    """Why no engine decodes as fast: a dense model's weights and KV, read at the peak bandwidth."""
+    if profile.experts or profile.roofline is None:
+        return ""
+    context = (1 + SHORTEST) / 2 * (row.input_tokens + row.output_tokens / 2)
+    running = min(row.concurrency, row.limits.max_running, table.kv_capacity_tokens // context)
+    kv_bytes = running * context * profile.kv_bytes_per_token
+    weights, peak = profile.roofline.weights_read_bytes, profile.roofline.bandwidth_bytes_per_s
+    return TOO_FAST if row.tpot_s < (weights + kv_bytes) / table.gpus / peak else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

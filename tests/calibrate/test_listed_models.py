@@ -28,7 +28,7 @@ def sizes(model: ModelShape) -> ModelShape:
     """The shape without what its precision, heads for drafts and notes change."""
     head_dim = model.head_dim if model.attention is None else 0  # latent attention has its own
     plain = replace(model, precisions=Precisions(), kv_element_bytes=2, head_dim=head_dim)
-    return replace(plain, mtp_layers=0, notes=())
+    return replace(plain, int4_group=128, mtp_layers=0, notes=())
 
 
 @cache

@@ -89,8 +89,9 @@ def test_weights_of_each_gpu_and_the_kv_that_they_leave() -> None:
     model, h200 = shape("Qwen3-8B"), GPU_CLASSES["h200"]
     assert weight_bytes_per_gpu(model, EngineShape("h200", 1)) == 2 * 8_190_427_136
     assert weight_bytes_per_gpu(model, EngineShape("h200", 4)) == 2 * 8_190_427_136 / 4
-    # 0.9 of 141 GiB, less 3.5 GiB, weights, and 8,192 tokens of residuals and the MLP.
-    free = 0.9 * 141 * 2**30 - 3.5 * 2**30 - 2 * 8_190_427_136 - 8192 * 2 * (2 * 4096 + 3 * 12_288)
+    # 0.9 of 139.8 GiB, less 2 GiB, weights, and 8,192 tokens of residuals and the MLP.
+    free = 0.9 * round(139.8 * 2**30) - 2 * 2**30 - 2 * 8_190_427_136
+    free -= 8192 * 2 * (2 * 4096 + 3 * 12_288)
     assert kv_capacity_tokens(model, EngineShape("h200", 1), h200) == int(free / 147_456)
 
 

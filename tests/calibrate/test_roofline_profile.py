@@ -15,13 +15,19 @@ from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.known_models import known_config
+from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.model_config import model_shape
+from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import decode_iterations
 from heddle_calibrate.roofline.profile import (
+    EXPERTS_HOST,
+    HOPPER_FP8,
+    LATENT,
     RooflineError,
     error_statement,
     gpu_class,
     layouts,
+    measured_factors,
     profile_from_shape,
     step_seconds,
 )
@@ -53,7 +59,7 @@ def test_a_profile_is_a_file_that_reads_back(tmp_path: Path) -> None:
     assert again.shape(4) == EngineShape("h20", 4, ep=4)
     assert again.gpu_label == "h20 (derived)"
     assert again.source.package == "heddle roofline"
-    assert again.host == load_profile("qwen3-8b", "h200").host
+    assert again.host.per_step_s == EXPERTS_HOST.per_step_s
     left_out = again.errors["roofline"]["leave_one_class_out"]["decode"]
     assert left_out["mean_pct"] < 15
     assert again.errors["roofline"]["expected"]["mean_pct"] == left_out["mean_pct"]
@@ -81,8 +87,9 @@ def test_models_that_the_fit_never_saw_are_near_their_shipped_profiles(
     model: str, shipped: str, gpu: str, bound: float
 ) -> None:
     profile = made(model, gpu)
-    # Kernel times alone: what measured runs add to a shipped profile is not in a roofline.
-    other = replace(load_profile(shipped, gpu), kernel_factors=None, host=profile.host)
+    # Of a dense model kernel times alone: what measured runs add to it is not in a roofline.
+    other = replace(load_profile(shipped, gpu), host=profile.host)
+    other = other if profile.experts else replace(other, kernel_factors=None)
     errors = [
         abs(step_ms(profile, tp, batch, context) / step_ms(other, tp, batch, context) - 1)
         for tp in sorted({*profile.tps} & {*other.tps})
@@ -240,3 +247,49 @@ def test_without_times_in_the_package_the_roofline_is_taken(
 @pytest.mark.parametrize("error", [ModelConfigError, RooflineError, EstimatorError])
 def test_errors_of_users_are_known_to_the_command_line(error: type[Exception]) -> None:
     assert issubclass(error, ValueError)
+
+
+def test_models_with_experts_have_a_host_time_of_their_own() -> None:
+    dense, experts = (
+        profile_from_config(ConfigRequest(model=model, gpu="h200", source="roofline")).profile
+        for model in ("Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B")
+    )
+    assert dense.host.per_step_s > experts.host.per_step_s == EXPERTS_HOST.per_step_s
+    assert "577 published runs" in experts.host.measured_on
+    assert "577 published runs" not in dense.host.measured_on
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "decode"),
+    [
+        ("Qwen/Qwen3-235B-A22B-FP8", "h200", HOPPER_FP8[0]),
+        ("Qwen/Qwen3-235B-A22B-FP8", "b200", 1.0),
+        ("deepseek-ai/DeepSeek-R1", "h200", LATENT[0]),
+        ("Qwen/Qwen3-32B-FP8", "h200", 1.0),
+    ],
+)
+def test_kinds_that_measured_runs_differ_by_have_factors(
+    model: str, gpu: str, decode: float
+) -> None:
+    shape, _ = find_model(model)
+    assert measured_factors(shape, gpu)[0] == decode
+    if shape.experts is None:
+        return
+    layout = [EngineShape(gpu, 8, ep=8)]
+    plain = profile_from_shape(shape, GPU_CLASSES[gpu], layout, factors=(1.0, 1.0))
+    times = [p.tables["8ep8"].decode.base_ms[1] for p in (made_of(shape, gpu, layout), plain)]
+    assert times[0] == pytest.approx(decode * times[1], rel=0.01)
+
+
+def made_of(shape: ModelShape, gpu: str, layouts: list[EngineShape]) -> Profile:
+    return profile_from_shape(shape, GPU_CLASSES[gpu], layouts)
+
+
+def test_gpus_on_pcie_are_slower_together_than_those_on_nvlink() -> None:
+    tables_of = {
+        gpu: made("Qwen/Qwen3-32B", gpu, tps=(1, 8)).tables for gpu in ("h100", "h100-pcie")
+    }
+    eight = {gpu: tables["8"].prefill.ms[-1] for gpu, tables in tables_of.items()}
+    one = {gpu: tables["1"].prefill.ms[-1] for gpu, tables in tables_of.items()}
+    assert eight["h100"] < one["h100"] / 3
+    assert eight["h100-pcie"] > one["h100-pcie"] / 2

@@ -122,3 +122,14 @@ def test_a_request_larger_than_kv_is_refused() -> None:
 def test_more_clients_than_the_table_has_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="larger max_batch"):
         serving_work(KERNELS, clients(1000))
+
+
+def test_an_engine_runs_no_more_sequences_than_its_limit() -> None:
+    work = serving_work(KERNELS, clients(8, max_running=2, requests=8))
+    assert work.per_token.sequences <= 2
+    # Pairs in turn: the last waits for three others.
+    assert work.first_token.steps == pytest.approx((1 + 101 + 201 + 301) / 4, rel=0.02)
+
+
+def test_a_small_token_budget_cuts_a_prompt() -> None:
+    assert serving_work(KERNELS, clients(1, batched_tokens=500)).first_token.steps == 2

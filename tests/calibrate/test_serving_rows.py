@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from heddle_calibrate.fit.kernel_profile import NO_HOST
+from heddle_calibrate.serving.limits import limits, recipe_of, recipes, with_limits
 from heddle_calibrate.serving.published_rows import PublishedRowsError
 from heddle_calibrate.serving.rows import ServingRow, profile_of, read_serving_rows
-from heddle_sim.profile_files import Profile, load_profile
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import Profile, expand, load_profile
 
 ROW = {
     "backend": "vllm",
@@ -151,3 +154,96 @@ def test_rows_without_a_profile_say_what_is_missing(
 ) -> None:
     (row,), _ = read(tmp_path, {"gpu": "h200_sxm"} | cells)
     assert profile_of(row, PROFILES) == said
+
+
+# -- limits of engines -----------------------------------------------------------------------------
+
+GPT_OSS = {
+    "model": "openai/gpt-oss-120b",
+    "gpu": "h100_sxm",
+    "precision": "fp4",
+    "backend_version": "0.11.2",
+    "input_tokens": 8192,
+    "output_tokens": 1024,
+    "concurrency": 512,
+    "measured": "2025-12-08",
+}
+
+
+def limited(path: Path, cells: dict[str, Any]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        out = csv.DictWriter(file, list(ROW | cells))
+        out.writeheader()
+        out.writerow(ROW | cells)
+    return path
+
+
+def test_a_row_without_a_recipe_names_what_is_assumed(tmp_path: Path) -> None:
+    (row,), _ = read(tmp_path, {})
+    own = row.limits
+    assert (own.max_running, own.requests, own.batched_tokens) == (16, 160, 8192)
+    assert (own.memory_share, own.kv_dtype) == (0.9, "")
+    assert len(own.assumed) == 7
+
+
+def test_a_recipe_states_the_limits_of_its_runs_and_a_row_those_of_its_own(tmp_path: Path) -> None:
+    path = limited(tmp_path / "rows.csv", GPT_OSS)
+    own = read_serving_rows([path])[0][0].limits
+    assert (own.max_running, own.requests, own.kv_dtype) == (64, 640, "bf16")
+    assert own.assumed == ("speculation",)
+    path = limited(tmp_path / "rows.csv", GPT_OSS | {"max_num_seqs": 32})
+    assert read_serving_rows([path])[0][0].limits.max_running == 32
+
+
+def test_a_recipe_is_of_its_dates() -> None:
+    known = {"backend": "vllm", "model": "gpt-oss-120b", "gpu": "b200", "precision": "fp4"}
+    known |= {"tp": "2", "inputs": "1024/1024", "clients": "8", "versions": ""}
+    assert recipe_of(known | {"date": "2025-11-02"})["kv_dtype"] == "bf16"
+    assert recipe_of(known | {"date": "2026-02-25"})["kv_dtype"] == "fp8"
+    assert recipe_of(known | {"date": "", "model": "other"}) == {}
+
+
+def test_every_recipe_can_be_read_and_has_a_source() -> None:
+    for recipe in recipes():
+        limits(recipe, clients=8, input_tokens=1024)
+        assert "InferenceX" in recipe["source"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"max_num_seqs": "all"}, r"rows\.csv:2: max_num_seqs is 'all', not a whole number, or"),
+        (
+            {"memory_share": "90"},
+            r"rows\.csv:2: memory_share is '90', not a number above 0, at most 1",
+        ),
+        ({"kv_dtype": "int8"}, r"rows\.csv:2: kv_dtype is 'int8', not one of fp8, bf16"),
+    ],
+)
+def test_a_bad_limit_names_file_line_and_column(
+    tmp_path: Path, cells: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PublishedRowsError, match=said):
+        read_serving_rows([limited(tmp_path / "rows.csv", cells)])
+
+
+def test_speculation_is_left_out_by_name(tmp_path: Path) -> None:
+    kept, out = read_serving_rows([limited(tmp_path / "rows.csv", {"speculation": "eagle3"})])
+    assert not kept
+    assert out[0].rule == "speculative decoding (eagle3): its acceptance is not published"
+
+
+def test_memory_share_and_kv_precision_change_the_kv_of_a_table() -> None:
+    profile = load_profile("qwen3-8b", "h100")
+    table = expand(profile, 2, host=NO_HOST)
+
+    def with_cells(**cells: str) -> LatencyTable:
+        own = limits(cells, clients=8, input_tokens=1024)
+        return with_limits(table, profile, own)
+
+    # 2 GPUs of 79.2 GiB hold 147,456 bytes of a token together.
+    more = with_cells(memory_share="0.95").kv_capacity_tokens - table.kv_capacity_tokens
+    assert more == pytest.approx(0.05 * 2 * 79.2 * 2**30 / 147_456, abs=1)
+    half = with_cells(kv_dtype="fp8")
+    assert half.kv_capacity_tokens == 2 * table.kv_capacity_tokens
+    assert half.per_context_s[8] == pytest.approx(table.per_context_s[8] / 2)

@@ -7,7 +7,9 @@ from tools.profiles import (
     from_aiconfigurator,
     from_tables,
     from_training_rows,
+    kv_sizes,
     lookup,
+    scorecard,
     serving,
     shipped,
 )
@@ -25,7 +27,9 @@ for module in (
     serving,
     efficiencies,
     from_training_rows,
+    kv_sizes,
     lookup,
+    scorecard,
 ):
     profiles.add_command(module.command)
 

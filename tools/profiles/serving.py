@@ -32,9 +32,11 @@ from heddle_calibrate.serving.published_rows import PublishedRowsError
 from heddle_calibrate.serving.rows import read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
 from heddle_sim.profile_files import Profile, ProfileError, read_profile
+from heddle_sim.profile_parts import release
 from tools.profiles.serving_fit import (
     FEWEST,
     LEFT_OUT,
+    ServingFit,
     fit_serving,
     fits_without,
     fittable,
@@ -58,6 +60,8 @@ class FittedServing:
     """Those with the constants of the vLLM runs."""
     kept: Mapping[str, str]
     """Why the other profiles ("model.gpu") are as they were."""
+    trend: tuple[float, float, float] | None = None
+    """Of vLLM's runs, where they are of three releases or more; see `release_trend`."""
 
 
 def fit_rows(
@@ -76,9 +80,12 @@ def fit_rows(
     prior = same_for_all if from_scratch else stated_before(profiles.values())
     seen: list[PredictedRun] = []
     unseen: dict[str, list[PredictedRun]] = {part: [] for part in LEFT_OUT}
+    trend = None
     for engine in sorted({sample.row.engine for sample in found}):
         own = [sample for sample in found if sample.row.engine == engine]
         fit = fit_serving(own, prior)
+        if engine == "vllm" and len({release(s.row.version) for s in own} - {()}) > 2:
+            trend = release_trend(fit)
         without = {part: fits_without(own, prior, part) for part in LEFT_OUT}
         for sample in own:
             names = f"{sample.model}.{sample.row.gpu}", sample.row.version
@@ -96,6 +103,7 @@ def fit_rows(
         unseen={part: ServingReport(runs=runs, left_out=left_out) for part, runs in unseen.items()},
         profiles=fitted,
         kept=kept,
+        trend=trend,
     )
 
 
@@ -112,13 +120,17 @@ def fitted_profiles(
 ) -> tuple[list[Profile], dict[str, str]]:
     """Return the profiles with constants of a fit, and why each of the others is as it was.
 
-    The ground truth takes every second run, the cost estimate the others. Changed are profiles with
-    runs in both, and those derived from them; with `from_scratch`, those without runs as well.
+    The ground truth takes every second run of a profile, the cost estimate the others. Changed are
+    profiles with runs in both, and those derived from them; with `from_scratch`, those without runs
+    as well.
     """
     # A fit that began at constants of an earlier one may have seen each group there.
     unseen = unseen if from_scratch else []
     ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
-    halves = ordered[::2], ordered[1::2]
+    by_name: dict[tuple[str, str], list[ServingSample]] = {}
+    for s in ordered:
+        by_name.setdefault((s.model, s.row.gpu), []).append(s)
+    halves = [[s for own in by_name.values() for s in own[half::2]] for half in (0, 1)]
     prior = [stated_before(profiles.values(), estimate=rough) for rough in (False, True)]
     if from_scratch:
         prior = [same_for_all, same_for_all]
@@ -268,6 +280,7 @@ def command(
             **plain_report(fitted.seen),
             "unseen": plain_report(fitted.unseen["layout"]),
             "parts_left_out": left_out_errors(fitted),
+            "host_step_ms_by_release": fitted.trend,
             "written": [f"{p.model}.{p.gpu}" for p in fitted.profiles],
             "kept": dict(fitted.kept),
         }
@@ -280,9 +293,30 @@ def command(
     for row in left_out_errors(fitted):
         table.add_row(*(str(row[name]) for name in ("part", *COLUMNS)))
     show(table)
+    if fitted.trend is not None:
+        slope, error, spread = fitted.trend
+        click.echo(
+            f"host time of a step by vLLM release: {slope:+.2f} ms from one to the next, standard "
+            f"error {error:.2f} ms; releases differ from that line by {spread:.2f} ms"
+        )
     _show_written(fitted, folder, from_scratch=from_scratch)
     if out is not None:
         click.echo(f"page: {out}")
+
+
+def release_trend(fit: ServingFit) -> tuple[float, float, float]:
+    """Host time of a step in ms: change from one release of vLLM to the next, its standard
+    error, and the standard deviation about that line."""
+    steps = {
+        release(version): value * 1e3
+        for (quantity, level, version), value in fit.terms.items()
+        if (quantity, level) == ("per_step", "version") and release(version)
+    }
+    minor = np.array([numbers[1] for numbers in steps], float)
+    value = np.array(list(steps.values()))
+    slope, base = np.polyfit(minor, value, 1)
+    spread = float(np.sqrt(((value - base - slope * minor) ** 2).sum() / (len(value) - 2)))
+    return float(slope), spread / float(np.sqrt(((minor - minor.mean()) ** 2).sum())), spread
 
 
 def _named(files: Iterable[Path]) -> dict[tuple[str, str], Profile]:

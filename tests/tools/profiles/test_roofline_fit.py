@@ -136,4 +136,4 @@ def test_kv_capacity_is_near_the_tables(gpu: str) -> None:
         found = kv_capacity_tokens(model, layout, GPU_CLASSES[gpu])
         free = row["kv_capacity_tokens"] * row["kv_bytes_per_token_per_gpu"]
         mine = found * model.kv_bytes_per_token(layout.tp)
-        assert abs(mine - free) < 0.01 * GPU_CLASSES[gpu].memory, row
+        assert abs(mine - free) < 0.04 * GPU_CLASSES[gpu].memory, row

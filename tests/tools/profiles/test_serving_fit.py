@@ -13,6 +13,7 @@ from heddle_calibrate.serving.errors import (
     predict_rows,
     shipped_profiles,
 )
+from heddle_calibrate.serving.limits import limits
 from heddle_calibrate.serving.rows import ServingRow
 from heddle_calibrate.serving.samples import ServingConstants, ServingSample, constants_of, samples
 from heddle_sim.profile_files import (
@@ -24,8 +25,14 @@ from heddle_sim.profile_files import (
     read_profile,
 )
 from heddle_sim.profile_parts import Host, KernelFactors
-from tools.profiles.serving import FittedServing, fit_rows, fitted_profiles, left_out_errors
-from tools.profiles.serving_fit import PRIOR, fit_serving, fits_without
+from tools.profiles.serving import (
+    FittedServing,
+    fit_rows,
+    fitted_profiles,
+    left_out_errors,
+    release_trend,
+)
+from tools.profiles.serving_fit import PRIOR, ServingFit, fit_serving, fits_without
 from tools.profiles.serving_profile import inherited, stated_before, with_serving, without_host
 
 PERF = Path(__file__).parents[4] / "shared" / "perf"
@@ -57,6 +64,7 @@ def made() -> list[ServingSample]:
             line=1, engine="vllm", version="1.0", model="qwen3-8b", precision="bf16", gpu=gpu,
             tp=tp, dp=1, expert_parallel=False, input_tokens=prompt, output_tokens=256,
             concurrency=concurrency, ttft_s=60.0, tpot_s=1.0,
+            limits=limits({}, clients=concurrency, input_tokens=prompt),
         )
         for gpu in ("h100", "h200")
         for tp in (1, 2, 4)
@@ -121,7 +129,8 @@ def test_no_constant_of_a_fit_is_negative(known: list[ServingSample]) -> None:
 
 
 def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
-    row = known[0].row
+    many = limits({}, clients=64, input_tokens=4096)
+    row = replace(known[0].row, limits=many)
     fast = replace(row, concurrency=64, input_tokens=4096, ttft_s=0.05, tpot_s=0.002)
     waiting = replace(row, concurrency=64, ttft_s=500.0, tpot_s=0.02)
     found, out = samples([fast, waiting], QWEN)
@@ -359,3 +368,12 @@ def test_shipped_profiles_predict_published_runs() -> None:
     assert median_of_groups(report, "vllm") < 4.5
     later = predict_rows([LATER], shipped_profiles())
     assert median_of_groups(later, "vllm") < 8.0
+
+
+def test_a_trend_by_release_is_the_line_of_its_terms() -> None:
+    names = {f"0.{minor}.0": 1e-3 + 2e-4 * minor for minor in range(11, 19)}
+    terms = {("per_step", "version", name): value for name, value in names.items()}
+    terms |= {("per_step", "version", "nightly"): 9.0, ("per_step", "family", ""): 9.0}
+    slope, error, spread = release_trend(ServingFit(terms=terms))
+    assert slope == pytest.approx(0.2)
+    assert max(error, spread) < 1e-9

@@ -1,0 +1,110 @@
+"""Limits that an engine was started with: of a row, else of its published recipe, else assumed."""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import Profile
+
+RECIPES = Path(__file__).with_name("recipes.csv")
+"""The first row that fits a run counts; empty cells fit all, `since` and `until` its date."""
+ASSUMED = {
+    "max_num_seqs": "as many as clients",
+    "requests": "10 for each client",
+    "max_num_batched_tokens": str(MAX_BATCHED_TOKENS),
+    "memory_share": str(MEMORY_SHARE),
+    "kv_dtype": "the profile's",
+    "async_scheduling": "the engine's default: on since vLLM 0.14",
+    "speculation": "none",
+}
+"""Optional columns of a row, and columns of a recipe; what is assumed where neither has one."""
+KV_BYTES = {"fp8": 1, "bf16": 2}
+FORMS = {
+    "max_num_seqs": (r"[1-9]\d*|clients", "a whole number, or 'clients'"),
+    "requests": (r"[1-9]\d*", "a whole number"),
+    "max_num_batched_tokens": (r"[1-9]\d*(\*input)?", "a whole number, or as '2*input'"),
+    "memory_share": (r"0?\.\d*[1-9]\d*|1(\.0*)?", "a number above 0, at most 1"),
+    "kv_dtype": ("|".join(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),
+    "async_scheduling": ("[01]", "0 or 1"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of each rank of an engine, and of its run."""
+
+    max_running: int
+    requests: int
+    """Of the whole run; as many at once as there are clients."""
+    batched_tokens: int
+    memory_share: float
+    kv_dtype: str
+    """Empty: the profile's."""
+    speculation: str
+    assumed: tuple[str, ...]
+    """Names of `ASSUMED` that neither the row nor a recipe states."""
+
+
+@cache
+def recipes() -> tuple[Mapping[str, str], ...]:
+    """Read the published recipes that are shipped, in their order."""
+    with RECIPES.open(newline="", encoding="utf-8") as file:
+        return tuple(csv.DictReader(file))
+
+
+def recipe_of(known: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the recipe of a run with these cells (`inputs` as "1024/8192") and `date`, or {}."""
+
+    def fits(recipe: Mapping[str, str]) -> bool:
+        since, until, date = recipe["since"], recipe["until"], known["date"]
+        dated = not (since or until) or (date != "" and since <= date <= (until or date))
+        return dated and all(recipe[n] in ("", known[n]) for n in known if n != "date")
+
+    return next(filter(fits, recipes()), {})
+
+
+def limits(cells: Mapping[str, str], *, clients: int, input_tokens: int) -> Limits:
+    """Read the limits of a row from its cells and its recipe's.
+
+    Raises:
+        ValueError: a cell is not of its form; the message names column and form.
+    """
+    found = {name: cells.get(name, "") for name in ASSUMED}
+    for name, (form, words) in FORMS.items():
+        if found[name] and not re.fullmatch(form, found[name]):
+            raise ValueError(f"{name} is {found[name]!r}, not {words}")
+    sequences, tokens = found["max_num_seqs"], found["max_num_batched_tokens"]
+    times, _, unit = tokens.partition("*")
+    return Limits(
+        max_running=int(sequences) if sequences.isdecimal() else clients,
+        requests=int(found["requests"] or 10 * clients),
+        batched_tokens=int(times or MAX_BATCHED_TOKENS) * (input_tokens if unit else 1),
+        memory_share=float(found["memory_share"] or MEMORY_SHARE),
+        kv_dtype=found["kv_dtype"],
+        speculation=found["speculation"],
+        assumed=tuple(name for name in ASSUMED if not found[name]),
+    )
+
+
+def with_limits(table: LatencyTable, profile: Profile, own: Limits) -> LatencyTable:
+    """Return a table with an engine's memory share and KV precision: capacity, and the time of a
+    token of context, go with the bytes of a number of the KV."""
+    gpu, shape = GPU_CLASSES.get(profile.gpu), shape_of(profile)
+    known = shape.kv_element_bytes if shape is not None else 2
+    ratio = KV_BYTES[own.kv_dtype] / known if own.kv_dtype else 1.0
+    tokens = float(table.kv_capacity_tokens)
+    if gpu is not None:
+        each = profile.kv_bytes_per_token / min(table.tp, profile.kv_heads or table.tp)
+        tokens += table.dp * (own.memory_share - MEMORY_SHARE) * gpu.memory / each
+    return replace(
+        table,
+        kv_capacity_tokens=max(0, int(tokens / ratio)),
+        per_context_s=[ratio * each for each in table.per_context_s],
+    )

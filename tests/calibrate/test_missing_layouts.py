@@ -1,0 +1,67 @@
+"""Layouts that tables lack: ranks of attention and experts spread, by the roofline."""
+
+from dataclasses import replace
+
+import pytest
+
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import layout_profile
+from heddle_calibrate.roofline.missing_layouts import BY_ROOFLINE, with_layouts
+from heddle_calibrate.roofline.slower_layouts import shown_seconds
+from heddle_sim.profile_files import ProfileError, load_profile
+
+
+def test_ranks_that_tables_lack_come_from_the_roofline_with_their_error() -> None:
+    whole = load_profile("qwen3-30b-a3b", "h200")
+    less = replace(
+        whole,
+        tables={name: table for name, table in whole.tables.items() if "dp" not in name},
+        kernel_factors=None,
+    )
+    made = with_layouts(less, expert_parallel=True, attention_dp=4)
+    assert set(made.tables) - set(less.tables) == {"1dp4ep4", "2dp4ep8"}
+    assert made.tables["1dp4ep4"].errors["roofline"] == BY_ROOFLINE
+    known = replace(whole, kernel_factors=None)
+    step, batch, _ = zip(*(shown_seconds(p, "1dp4ep4") for p in (made, known)), strict=True)
+    assert step[0] == pytest.approx(step[1], rel=0.15)
+    assert batch[0] == pytest.approx(batch[1], rel=0.15)
+
+
+def test_tables_that_are_there_stay() -> None:
+    profile = load_profile("qwen3-30b-a3b", "h200")
+    assert with_layouts(profile, expert_parallel=True, attention_dp=2) == profile
+    dense = load_profile("qwen3-8b", "h100")
+    assert with_layouts(dense, expert_parallel=False, attention_dp=2) is dense
+
+
+def test_experts_in_fp8_are_not_cut_through_their_blocks() -> None:
+    profile = load_profile("minimax-m2.5", "h200")
+    made = with_layouts(profile, expert_parallel=False, attention_dp=2)
+    # 1,536 wide experts over 8 GPUs would have 192 in each: no multiple of 128.
+    assert {"1dp2", "2dp2"} <= set(made.tables)
+    assert "4dp2" not in made.tables
+
+
+def test_a_cluster_of_a_layout_without_tables_runs() -> None:
+    cluster = ClusterConfig(
+        model="gpt-oss-120b", gpu="h200", expert_parallel="off", attention_dp=2, tp=2, gpus=4
+    )
+    profile = layout_profile(cluster)
+    assert profile.shape(2).gpus == 4
+    assert profile.table(2).base_s[8] > 0
+
+
+def test_a_version_takes_the_host_time_of_the_nearest_release_that_was_measured() -> None:
+    profile = load_profile("gpt-oss-120b", "h100")
+    times = profile.host_versions
+    assert times is not None
+    assert {"0.11.2", "0.18.0"} <= set(times)
+    assert profile.of_version("0.12.0").host.per_step_s == times["0.11.2"].per_step_s
+    assert profile.of_version("0.26.0").host.per_step_s == times["0.18.0"].per_step_s
+    assert profile.of_version("") is profile
+    cluster = ClusterConfig(model="gpt-oss-120b", gpu="h100", engine_version="0.11.2")
+    assert layout_profile(cluster).host.per_step_s == times["0.11.2"].per_step_s
+    with pytest.raises(ProfileError, match=r"version 'nightly'; take one near .*0\.18\.0"):
+        profile.of_version("nightly")
+    with pytest.raises(ProfileError, match=r"near none: leave cluster\.engine_version out"):
+        load_profile("qwen3-14b", "h100").of_version("0.19.0")
