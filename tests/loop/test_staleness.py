@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from heddle.loops.comparison import compare_regimes
+from heddle.loops.setup import prepare_loop
 from heddle.loops.staleness import MARGIN, Ages, StalenessFigures, closed_form, reasons
+from heddle.setup import Workspace
 from heddle_core.loop.regime import Batching, Regime, Staleness, Update
 from tests.loop.test_simulation import config
 from tests.loop.test_simulation import trace as trace
@@ -66,6 +68,16 @@ def test_it_is_near_a_simulated_loop_up_to_starts_that_come_with_updates(
     closed = closed_form(regime, run.ages).mean
     assert abs(closed - own.mean) <= most
     assert bool(row.staleness_reasons) == (abs(closed - own.mean) > MARGIN)
+
+
+@pytest.mark.parametrize(("name", "slower"), [("sync", False), ("one-step-off", True)])
+def test_training_beside_generation_is_slower_by_a_factor(trace: str, name: str, slower: bool):
+    plain, overlapped = (
+        prepare_loop(config(trace, name, train_overlap=factor), name, workspace=Workspace())
+        for factor in (1.0, 2.0)
+    )
+    seconds = [setup.world.train_s([4_000] * 16, False) for setup in (plain, overlapped)]
+    assert (seconds[1] > seconds[0]) == slower
 
 
 def test_a_difference_has_its_reasons():
