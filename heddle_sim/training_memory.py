@@ -4,7 +4,8 @@ Sources: ZeRO (arXiv 1910.02054) for the bytes of model states; activation bytes
 from peaks that prime-rl publishes (benchmarks/results/BENCHMARKS.md, Qwen3-4B and 30B-A3B).
 """
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -130,9 +131,11 @@ def check_memory(
     peak = at(gpus)
     if peak.needed_gib <= peak.available_gib:
         return peak
-    enough = next((n for n in _numbers(gpus, layout) if _fits(at(n))), None)
+    of_one = 1 if layout is None else layout.tp * layout.pp * layout.cp
+    more = range((gpus // of_one + 1) * of_one, MOST_GPUS + 1, of_one)
+    enough = more[bisect_left(more, True, key=lambda n: _fits(at(n))) :][:1]
     remedy = (
-        f"{enough} GPUs are the smallest number that works with this layout"
+        f"{enough[0]} GPUs are the smallest number that works with this layout"
         if enough
         else "no number of GPUs works with this layout; raise TP, PP or CP, or cut the samples"
     )
@@ -146,12 +149,3 @@ def check_memory(
 
 def _fits(peak: TrainingMemory) -> bool:
     return peak.needed_gib <= peak.available_gib
-
-
-def _numbers(gpus: int, layout: TrainLayout | None) -> Iterator[int]:
-    """Larger numbers of GPUs that the layout divides, one unit of the layout after another."""
-    of_one = 1 if layout is None else layout.tp * layout.pp * layout.cp
-    number = (gpus // of_one + 1) * of_one
-    while number <= MOST_GPUS:
-        yield number
-        number += of_one

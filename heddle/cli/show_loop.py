@@ -25,6 +25,10 @@ def show_loop(result: LoopComparison) -> None:
         _tried(result)
     _regimes(result)
     show_ranking(result.objective, [row.setup.label for row in result.ranking], EQUAL)
+    for row in result.regimes:
+        if row.staleness_reasons:
+            closed = f"{row.setup.label}: staleness {row.closed_staleness:.2f} in closed form"
+            click.echo(f"{closed}: {'; '.join(row.staleness_reasons)}")
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
@@ -102,6 +106,7 @@ def _regimes(result: LoopComparison) -> None:
                 "train busy": f"{row.train_busy:.2f}",
                 **{name: f"{share:.2f}" for name, share in busy.items() if share is not None},
                 "staleness": f"{row.mean_staleness:.2f}",
+                "closed form": f"{row.closed_staleness:.2f}",
                 "oldest": f"{max(row.staleness)}",
                 "wasted": f"{row.wasted_share:.3f}",
                 **({} if row.masked_share is None else {"masked": f"{row.masked_share:.3f}"}),

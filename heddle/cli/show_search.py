@@ -41,10 +41,9 @@ def show_search(
         rows.append(comes)
     show_rows([_row(result, each) for each in rows])
     of, drawn = ("one rollout", "rollouts") if result.best.loop is None else ("a batch", "loops")
-    click.echo(
-        f"means and 95 % prediction intervals of {of}, over {result.draws} {drawn} of prompts that "
-        "the search has not seen"
-    )
+    means = "means" if result.best.loop is None else "means on the trace itself,"
+    spread = f" and 95 % prediction intervals of {of}, over {result.draws} {drawn} of prompts that "
+    click.echo(means + (spread + "the search has not seen" if result.draws else " not judged"))
     click.echo()
     if wide:
         show_rows([_tried_row(each) for each in result.tried])
@@ -163,7 +162,7 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
         **(rest if loop is None else {"train GPUs": str(loop.train_gpus)}),
         **({"epochs": candidate.epoch_plan} if candidate.epoch_plan else {}),
         what: f"{spread.mean:,.1f}",
-        of: f"{spread.low:,.0f} to {spread.high:,.0f}",
+        of: f"{spread.low:,.0f} to {spread.high:,.0f}" if result.draws else "-",
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
         **paid,
     }

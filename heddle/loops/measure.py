@@ -8,8 +8,9 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from heddle.loops.data import DataSet
-from heddle.runs.journal_columns import Journal
-from heddle.runs.loop_batches import BatchFigures, loop_columns
+from heddle.loops.staleness import Ages, StalenessFigures
+from heddle.runs.journal_columns import Journal, Rows
+from heddle.runs.loop_batches import BatchFigures, LoopColumns, loop_columns
 from heddle_core.ids import GroupId, TrajectoryId
 
 
@@ -80,6 +81,7 @@ class LoopFigures:
     first_measured: int
     """Steps that `step_s` leaves out."""
     services: ServiceFigures
+    ages: StalenessFigures
 
     @property
     def mean_step_s(self) -> float:
@@ -189,8 +191,52 @@ def loop_figures(
         batches=batches,
         first_measured=first,
         services=services(trained),
+        ages=_ages(journal, columns, first),
     )
     return figures, trained
+
+
+def _ages(journal: Journal, columns: LoopColumns, first: int) -> StalenessFigures:
+    """Of the batches from `first` on."""
+    parts, batches = columns.trainings, columns.batches
+    begin_s, end_s = batches[first - 1].end_s, batches[-1].end_s
+    own = np.flatnonzero(parts["batch"] >= first).tolist()
+    last = [np.flatnonzero(parts["batch"] == b.batch)[-1] for b in batches[first:]]
+    members, queued = (np.concatenate([parts[k][at] for at in own]) for k in ("members", "queued"))
+    stale = np.concatenate([parts["staleness"][at] for at in own])
+    begun, ended = journal.of("StartTrajectory"), journal.of("TrajectoryFinished")
+    gone = journal.of("StartFailed")
+
+    def under_way_s(rows: Rows) -> float:
+        """From their time on, within the measured batches."""
+        return float((end_s - np.clip(rows.floats("time_s"), begin_s, end_s)).sum())
+
+    since_s, until_s = np.zeros((2, len(journal.trajectories) + 1))
+    group = np.zeros(len(since_s), np.int64)
+    since_s[begun.codes("trajectory")] = begun.floats("time_s")
+    until_s[ended.codes("trajectory")] = ended.floats("time_s")
+    group[begun.codes("trajectory")] = begun.codes("group")
+    _, of = np.unique(group[members], return_inverse=True)
+    longest, first_s, last_s = (np.full(of.max() + 1, each) for each in (0.0, np.inf, 0.0))
+    np.maximum.at(longest, of, columns.tokens[members])
+    np.minimum.at(first_s, of, since_s[members])
+    np.maximum.at(last_s, of, until_s[members])
+    at = np.searchsorted(columns.updated_s, first_s, side="right")
+    known = np.flatnonzero((at > 0) & (at < len(columns.updated_s)))
+    before_s, after_s = columns.updated_s[at[known] - 1], columns.updated_s[at[known]]
+    held_s = sum(float(parts["ended_s"][at] - parts["began_s"][at]) for at in last)
+    held_s += sum(batch.update_s for batch in batches[first:])
+    scored = journal.of("Scored").floats("time_s")
+    return StalenessFigures(
+        simulated=Ages(generating=float((stale - queued).mean()), queued=float(queued.mean())),
+        in_flight=(under_way_s(begun) - under_way_s(ended) - under_way_s(gone)) / (end_s - begin_s),
+        held=min(1.0, held_s / (end_s - begin_s)),
+        waits=sum(b.rollout_s + b.reward_s for b in batches[first:]) / (end_s - begin_s),
+        made=float(((scored > begin_s) & (scored <= end_s)).sum()) / len(members),
+        tail=float(longest.mean() / columns.tokens[members].mean()),
+        phase=float(((first_s[known] - before_s) / (after_s - before_s)).mean()),
+        tail_s=float((last_s - first_s).mean() / (until_s - since_s)[members].mean()),
+    )
 
 
 def _truncated(journal: Journal) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

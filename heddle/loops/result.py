@@ -13,6 +13,7 @@ from heddle.cost.prices import RunCost
 from heddle.loops.measure import LoopFigures
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import RANDOM
+from heddle.loops.staleness import closed_form, reasons
 from heddle.tabled import Tabled
 from heddle_core.parts.planner import FixedPlan
 
@@ -129,6 +130,18 @@ class RegimeResult:
         return sum(s * n for s, n in found.items()) / sum(found.values())
 
     @property
+    def closed_staleness(self) -> float:
+        """Mean staleness in closed form, mean of the runs (`heddle.loops.staleness`)."""
+        regime = self.setup.regime
+        return mean([closed_form(regime, run.ages).mean for run in self.runs])
+
+    @property
+    def staleness_reasons(self) -> list[str]:
+        """Why it differs from the simulated one in the first run; none where it does not."""
+        first = self.runs[0]
+        return reasons(self.setup.regime, first.ages, first.steps)
+
+    @property
     def wasted_share(self) -> float:
         """Output tokens of discarded trajectories, over all that were made or trained."""
         wasted = sum(run.wasted_tokens for run in self.runs)
@@ -194,6 +207,8 @@ class RegimeResult:
             "staleness": {
                 "mean": self.mean_staleness,
                 "max": max(staleness),
+                "closed_form": self.closed_staleness,
+                "reasons": self.staleness_reasons,
                 "histogram": {str(versions): number for versions, number in staleness.items()},
             },
             **over_runs("failed_starts", "gpu_switches", "failed_switches", "wasted_tokens"),

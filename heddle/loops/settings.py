@@ -63,6 +63,8 @@ class LoopSettings:
     drafter_training: Annotated[float, Bounds(0, below=10)] = 0.07
     """Share of a step's training seconds that training the MTP head takes more, where engines draft
     by `mtp`; 0 where it is frozen. SkyRL's documentation: 57.3 to 61.3 s."""
+    train_overlap: Annotated[float, Bounds(1, below=10)] = 1.0
+    """Training seconds while engines generate, over those alone; vime#358: 1.22."""
     update_method: str = "nccl"
     """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None

@@ -335,6 +335,8 @@ def _world(
 
     speculation = cluster.drafts()
     trains_head = speculation is not None and speculation.method == "mtp"
+    generates = regime.update.mode != "drain" or regime.staleness.counted_by == "batch"
+    overlap = config.train_overlap if generates and not config.colocated else 1.0
 
     def step_time(tokens: Sequence[int], pool_trains: bool) -> TrainingTime:
         time = training.step_time(
@@ -349,6 +351,7 @@ def _world(
             colocated=config.colocated,
             precision=config.train_precision,
         )
+        time = replace(time, train_s=time.train_s * overlap)
         if trains_head:
             time = replace(time, train_s=time.train_s * (1.0 + config.drafter_training))
         return time

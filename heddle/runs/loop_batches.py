@@ -61,6 +61,8 @@ class LoopColumns:
     batches: tuple[BatchFigures, ...]
     trainings: Columns
     """See `heddle.runs.loop_record.trainings`."""
+    updated_s: Floats
+    """When all engines had each version, ascending."""
     tokens: Ints
     """Output tokens of each trajectory."""
     wasted: Ints
@@ -129,10 +131,17 @@ def loop_columns(
     return LoopColumns(
         batches=tuple(batches),
         trainings=parts,
+        updated_s=_updated_s(changed),
         tokens=tokens,
         wasted=wasted_seq,
         trained=trained.seq,
     )
+
+
+def _updated_s(changed: Columns) -> Floats:
+    versions = np.unique(changed["version"]).tolist()
+    ends_s = [changed["ended_s"][changed["version"] == version].max() for version in versions]
+    return np.array(ends_s, np.float64)
 
 
 def _tokens(journal: Journal, wasted: Mapping[int, int]) -> Ints:

@@ -18,7 +18,8 @@ class LoopRecord:
 
     trainings: Columns
     """By beginning, several of a batch where its parts are trained: `batch`, `began_s`, `ended_s`,
-    `trajectories`, `version`, and the mean and the most staleness of its trajectories."""
+    `trajectories`, `version`, the mean and the most staleness of its trajectories, and how much of
+    it they spent `queued`, in complete groups."""
     updates: Columns
     """By beginning: `engine` as a code, `version`, `began_s`, `ended_s`, and whether the engine was
     `updated` and not lost."""
@@ -100,6 +101,8 @@ def trainings(journal: Journal, updates: Columns) -> Columns:
     version = version_at(begun.seq)
     members = [np.array([code_of[t] for t in p["trajectories"]]) for p in begun.payloads()]
     stale = [v - at_start[each] for v, each in zip(version.tolist(), members, strict=True)]
+    complete = _complete(journal, members)
+    queued = [v - version_at(complete[each]) for v, each in zip(version, members, strict=True)]
     return {
         "seq": begun.seq,
         "batch": begun.ints("batch"),
@@ -107,11 +110,23 @@ def trainings(journal: Journal, updates: Columns) -> Columns:
         "ended_s": ended_s,
         "members": members,
         "staleness": stale,
+        "queued": queued,
         "trajectories": np.array([len(each) for each in members], np.int64),
         "version": version,
         "mean_staleness": np.array([each.mean() for each in stale], np.float64),
         "most_staleness": np.array([each.max() for each in stale], np.int64),
     }
+
+
+def _complete(journal: Journal, members: Sequence[Ints]) -> Ints:
+    """Row of the last reward of each trained trajectory's group, by trajectory."""
+    scored, started = journal.of("Scored"), journal.of("StartTrajectory")
+    row, group, last = np.zeros((3, len(journal.trajectories) + 1), np.int64)
+    row[scored.codes("trajectory")] = scored.seq
+    group[started.codes("trajectory")] = started.codes("group")
+    trained = np.concatenate([last[:0], *members])
+    np.maximum.at(last, group[trained], row[trained])
+    return last[group]
 
 
 def _moves(journal: Journal) -> Columns:

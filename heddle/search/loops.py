@@ -27,6 +27,7 @@ from heddle.search.interval import prediction_interval
 from heddle.search.makespan import PassedError
 from heddle.search.policies import FIRST, is_other_system, shipped
 from heddle.search.race import (
+    CUT,
     FEWEST,
     LAST,
     NEAR,
@@ -62,6 +63,8 @@ PACKED: Final = "sorted"
 """Order of the prompts of an epoch that is tried beside a random one."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
+SEARCHED: Final = 0.5
+"""Share of the time for the rounds; the rest is for judging."""
 JUDGED: Final = 4
 """Regimes that are judged, beside the two best candidates and the first policy's."""
 
@@ -105,31 +108,42 @@ def search_loops(
         first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
-    race = found.race(jobs=jobs, budget_s=budget_s, on_round=on_round)
+    rounds_s = None if budget_s is None else SEARCHED * budget_s
+    race = found.race(jobs=jobs, budget_s=rounds_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     comes = [each for each in first if _as_it_comes(each, config)][:1]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
-    race.run(compared, range(race.draws), half="judge", always=True)
+    best = next(iter(compared))
+    own_s = found.row(best).step_s.mean
+    race.until(None if budget_s is None else began_s + budget_s)
+    for judges in ([best, *comes], compared):
+        race.run(judges, range(race.draws), half="judge")
+    draws = race.keep_ended(best)
+    if not draws:
+        race.made["judge"] = {best: {0: own_s}}
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))
-    judged = {each: found.judged(race, each) for each in compared}
-    others = [judged[each] for each in compared if each is not chosen and each not in comes]
+    judged = {chosen: found.judged(race, chosen)}
+    for each in compared:
+        if each in race.made["judge"] and not race.over:
+            judged[each] = found.judged(race, each)
+    others = [judged[each] for each in judged if each is not chosen and each not in comes]
     setup = found.setup(chosen)
     return SearchResult(
         setup=setup.run,
         judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
         tried=tried_of(race),
         ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
-        as_it_comes=judged[comes[0]] if comes else None,
+        as_it_comes=judged.get(comes[0]) if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,
         gpus=setup.gpus_by_class,
         simulations=race.simulations,
         seconds=time.monotonic() - began_s,
         complete=complete,
-        draws=race.draws,
+        draws=draws,
     )
 
 
@@ -261,13 +275,21 @@ class _Loops:
         return self._rows[candidate]
 
     def judged(self, race: Race, candidate: Variant) -> Judged:
-        """What it takes on prompts that the search has not seen."""
+        """What it takes on the trace, and how far other batches of its prompts are from that.
+
+        Half of the prompts, which the search has not seen, tell candidates apart but not how long
+        they take: the longest trajectories are in one half.
+        """
         setup, row = self.setup(candidate), self.row(candidate)
         times = tuple(race.made["judge"][candidate].values())
-        known = race.made["search"].get(candidate, {}).values()
+        known = race.made["search"].get(candidate, {}).values() if len(times) > 1 else ()
+        spread = prediction_interval(times, [each for each in known if each < NEVER])
+        own_s = row.step_s.mean
         return Judged(
             candidate=candidate,
-            makespan_s=prediction_interval(times, [each for each in known if each < NEVER]),
+            makespan_s=replace(
+                spread, mean=own_s, low=min(spread.low, own_s), high=max(spread.high, own_s)
+            ),
             times=times,
             engines=engines_of(setup.run),
             loop=LoopSplit(
@@ -326,7 +348,9 @@ def _rounds(
     """
     start = min(first, key=lambda each: abs(each.train_gpus - found.train_gpus)).train_gpus
     at_start = sorted((c for c in first if c.train_gpus == start), key=lambda c: -c.cluster.tp)
-    race.run({each.regime: each for each in reversed(at_start)}.values(), [0], always=True)
+    widest = {each.regime: each for each in reversed(at_start)}.values()
+    race.run(list(widest)[-1:], [0], always=True)
+    race.run(widest, [0])
     race.run(at_start, [0], within=NEAR, own=True)
     degrees = {each.regime: each.cluster.tp for each in reversed(race.ranked())}
     rest = [each for each in first if each.cluster.tp == degrees.get(each.regime)]
@@ -363,9 +387,16 @@ def _batch_s(
 ) -> tuple[float, float, int]:
     """One loop of a race, as a job of an executor: mean time of a batch, and its wall time.
 
-    It is stopped where the measured batches take longer than the job allows all of them.
+    It is stopped where the measured batches take longer than the job allows all of them, and where
+    the time of the race is spent.
     """
     began_s = time.perf_counter()
+
+    def is_over() -> bool:
+        return time.monotonic() > job.ends_s
+
+    if is_over():
+        return CUT, 0.0, 0
     workspace, config, short, workload = shared
     if job.draw.half == "search":
         config = replace(config, batches=short)
@@ -381,13 +412,14 @@ def _batch_s(
     def trained(event: Trained) -> None:
         ends_s.append(event.time_s)
         begun = ends_s[setup.first_measured - 1 :]
-        if begun and begun[-1] - begun[0] > job.stop_s * measured:
+        slow = begun and begun[-1] - begun[0] > job.stop_s * measured
+        if slow or is_over():
             raise PassedError
 
     try:
         seconds = run_loop(setup, trained)[0].mean_step_s
     except PassedError:
-        seconds = NEVER
+        seconds = CUT if is_over() else NEVER
     if report is not None:
         report(1)
     return seconds, time.perf_counter() - began_s, 0

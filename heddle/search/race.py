@@ -45,6 +45,8 @@ SAME: Final = 0.01
 TIE: Final = 0.03
 """One that is this near ties with the best where draws do not tell them apart."""
 NEVER: Final = float("inf")
+CUT: Final = -1.0
+"""Time of a simulation that the end of the race's time has stopped: it says nothing."""
 
 OnRound: TypeAlias = Callable[[str, int, int], None]
 """Called with the best so far, and the numbers of simulations done and of the round."""
@@ -57,6 +59,8 @@ class Job:
     candidate: Variant
     draw: Draw
     stop_s: float
+    ends_s: float = NEVER
+    """Time of `time.monotonic` at which a loop is stopped."""
 
 
 class Race:
@@ -125,7 +129,25 @@ class Race:
 
     def stop(self) -> None:
         """Spend the time: nothing begins from now on but what must."""
-        self._ends_s = time.monotonic()
+        self.until(time.monotonic())
+
+    def until(self, ends_s: float | None) -> None:
+        """The time is spent then, of `time.monotonic`; None: never."""
+        self._ends_s = ends_s
+
+    def keep_ended(self, best: Variant) -> int:
+        """Forget judged draws without the best, and candidates without one of the others.
+
+        Returns:
+            The draws that are left.
+        """
+        made, draws = self.made["judge"], self.made["judge"].get(best, {})
+        self.made["judge"] = {
+            each: {number: times[number] for number in draws}
+            for each, times in made.items()
+            if draws.keys() <= times.keys()
+        }
+        return len(draws)
 
     def run(
         self,
@@ -144,13 +166,17 @@ class Race:
         """
         made = self.made[half]
         jobs = []
+        ends_s = NEVER if always or self._ends_s is None else self._ends_s
         for number in draws:
             by_kind = _best(made, number)
             least_s = min(by_kind.values(), default=NEVER)
             jobs += [
-                Job(each, Draw(half, number), within * by_kind.get(kind_of(each), NEVER))
-                if own
-                else Job(each, Draw(half, number), within * least_s)
+                Job(
+                    each,
+                    Draw(half, number),
+                    within * (by_kind.get(kind_of(each), NEVER) if own else least_s),
+                    ends_s,
+                )
                 for each in dict.fromkeys(candidates)
                 if number not in made.get(each, {})
             ]
@@ -175,6 +201,8 @@ class Race:
         )
         self.simulations += len(jobs)
         for job, (seconds, wall_s, running) in zip(jobs, found, strict=True):
+            if seconds == CUT:
+                continue
             made[job.candidate][job.draw.number] = seconds
             self.wall_s[job.candidate] = max(wall_s, self.wall_s.get(job.candidate, 0.0))
             slots = job.candidate.cluster.max_running

@@ -65,6 +65,7 @@ def test_the_recommended_loop_is_near_the_best_of_all_settings(trace: str, found
     )
     assert mine.step_s.mean <= 1.05 * min(row.step_s.mean for row in every)
     assert best.loop.mean_staleness == mine.mean_staleness
+    assert best.makespan_s.mean == mine.step_s.mean
     assert found.bound_s <= mine.step_s.mean
     assert len(best.times) == found.draws == 4
     assert best.makespan_s.low <= best.makespan_s.mean <= best.makespan_s.high
@@ -213,6 +214,16 @@ def test_what_a_loop_cannot_have_is_refused(trace: str, words: tuple[str, ...], 
     result = CliRunner().invoke(main, ["plan", trace, *BATCHES, "--regimes", "sync", *words])
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+def test_without_time_the_first_regime_is_simulated_on_the_trace(trace: str):
+    found = searched(config(trace, "sync", "heddle-loop"), budget_s=0.0)
+    assert (found.draws, found.complete, found.simulations) == (0, False, 1)
+    (only,) = found.judged
+    assert only.makespan_s.low == only.makespan_s.mean == only.makespan_s.high
+    (row,) = compare_regimes([config(trace, "sync").on(gpus=4, tp=2)]).tried
+    assert only.makespan_s.mean == row.step_s.mean
+    assert " s a batch." in verdict_of_search(found)
 
 
 def test_python_plans_loops_too(trace: str):
