@@ -137,6 +137,8 @@ class ServeConfig:
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
     names: tuple[str, ...] = ()
     """Names that requests may give for the model. Empty: the engines' own."""
+    models: tuple[str, ...] = ()
+    """Further models, as ``NAME=URL``: requests for them go to that server as they are."""
     epoch_file: str = ""
     """File that gets the output tokens of each trajectory by prompt, for samplers."""
     open_to_all: bool = False

@@ -144,6 +144,7 @@ class GatewayAgent(ClientAgent):
                 streams=step.streams,
                 relay=None if self._kept else step.relay,
                 attempts=step.attempts,
+                adapter=step.adapter,
             ),
         )
 

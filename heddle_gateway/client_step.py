@@ -59,7 +59,7 @@ class EngineEvents:
 
     def take(self, found: dict[str, Any]) -> None:
         """Append an event, or a whole answer."""
-        brought = sum(len(choice.get("token_ids") or ()) for choice in found["choices"])
+        brought = sum(len(choice.get("token_ids") or ()) for choice in found.get("choices", ()))
         self._tokens.append(self.tokens + brought)
         self.events.append(found)
         self._notify()
@@ -85,11 +85,14 @@ class ClientStep:
         body: dict[str, Any] | None = None,
         counts_tokens: bool = True,
         deadline_s: float | None = None,
+        sample: int = 0,
+        adapter: str = "",
     ) -> None:
         """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
         may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
-        with an error, by the event loop's clock.
+        with an error, by the event loop's clock. `sample` tells equal steps of one request apart.
         """
+        self.adapter = adapter
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)
@@ -104,7 +107,8 @@ class ClientStep:
         self.resumable = counts_tokens and exactly_resumable(rendered.sampling)
         wanted = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
         kind = (counts_tokens, counts_tokens or streams)
-        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt, kind, wanted)
+        asked = (endpoint, sample, adapter, kind, wanted)
+        given = (*asked, rendered.sampling, self.features, max_tokens, cache_salt)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()

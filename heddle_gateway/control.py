@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -16,10 +17,13 @@ from heddle_gateway.gateway import Gateway
 from heddle_gateway.identity import readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
+from heddle_runtime.vllm_http.endpoint import UnreachableError
 
 WEIGHT_SYNC_S: Final = 300.0
 """A weight sync that does not end for so long is given up: dispatches go on."""
 DRAIN_LIMIT_S: Final = 600.0
+FINISH_S: Final = 5.0
+"""Of the end of a session at the server of another model."""
 
 # -- sessions ------------------------------------------------------------------------------------
 
@@ -29,12 +33,12 @@ async def finish_session(front: Front, request: web.Request) -> web.StreamRespon
     session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
     if not session:
         raise ApiError(400, "give session_id", param="session_id")
-    return _finish(front, session)
+    return await _finish(front, session)
 
 
 async def finish_path_session(front: Front, request: web.Request) -> web.StreamResponse:
     """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
-    return _finish(front, path_session(request))
+    return await _finish(front, path_session(request))
 
 
 async def release_program(front: Front, request: web.Request) -> web.StreamResponse:
@@ -42,11 +46,16 @@ async def release_program(front: Front, request: web.Request) -> web.StreamRespo
     program = text_field(await front.body(request), "program_id")
     if not program:
         raise ApiError(400, "give program_id", param="program_id")
-    return _finish(front, program)
+    return await _finish(front, program)
 
 
-def _finish(front: Front, session: str) -> web.Response:
+async def _finish(front: Front, session: str) -> web.Response:
     finished = front.gateway.sessions.finish(session)
+    path = f"/finish_session?{urlencode({'session_id': session})}"
+    for other in front.others.values():
+        with suppress(UnreachableError):
+            answer = (await other.call(path, {}, limit_s=FINISH_S)).json()
+            finished |= isinstance(answer, dict) and answer.get("finished") is True
     return json_response({"status": "ok", "finished": finished})
 
 
@@ -148,7 +157,8 @@ async def abort_requests(front: Front, request: web.Request) -> web.StreamRespon
         return json_response({"status": "ok", "aborted": front.gateway.abort_all(reason)})
     if not isinstance(ids, list):
         raise ApiError(400, "request_ids must be a list", param="request_ids")
-    found = [front.requests[i] for i in ids if isinstance(i, str) and i in front.requests]
+    named = (front.requests.get(i, ()) for i in ids if isinstance(i, str))
+    found = [step for steps in named for step in steps]
     for step in found:
         front.gateway.sessions.abort(step, reason)
     return json_response({"status": "ok", "aborted": len(found)})

@@ -60,6 +60,7 @@ class RegisteredEngines:
         """Attempts to register URLs that did not answer."""
         self._names = count()
         gateway.on_engine_left = self._left
+        model.adapters = self._adapters
 
     async def expect(
         self, url: str, options: Mapping[str, Any], on_note: Callable[[str], None]
@@ -172,6 +173,9 @@ class RegisteredEngines:
         self._gateway.driver.join(spec)
         return engine
 
+    def _adapters(self) -> frozenset[str]:
+        return frozenset(name for e in self._launcher.registered for name in e.facts.adapters)
+
     def learn(self, facts: EndpointFacts) -> None:
         """Serve the model of an engine."""
         model = self._model
@@ -231,6 +235,7 @@ class RegisteredEngines:
             "url": facts.url,
             "state": "leaving" if engine.recalled else "ready" if ready else "starting",
             "model": facts.model,
+            "adapters": list(facts.adapters),
             "tp": engine.spec.shape.tp,
             "max_running": engine.spec.max_running,
             "kv_capacity_tokens": facts.kv_capacity_tokens,

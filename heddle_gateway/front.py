@@ -17,9 +17,11 @@ from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
+from heddle_gateway.passing import passed
 from heddle_gateway.rendering import Renderer
 from heddle_runtime.generation import RenderError
-from heddle_runtime.vllm_http.probe import EndpointFacts
+from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
 
 Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamResponse]]
 """Answers a request to a path."""
@@ -94,8 +96,10 @@ class Front:
     engine_urls: RegisteredEngines | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
+    others: Mapping[str, Endpoint] = field(default_factory=dict)
+    """Servers of further models, by the names that requests give."""
     metrics: Metrics = field(default_factory=Metrics)
-    requests: dict[str, ClientStep] = field(default_factory=dict)
+    requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
 
     def check_caller(self, request: web.Request, *, admin: bool) -> None:
@@ -122,6 +126,8 @@ class Front:
         if not key:
             return
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        if not kind:  # as Anthropic's clients send it
+            kind, given = "bearer", request.headers.get("X-Api-Key", "")
         right = hmac.compare_digest(given.strip().encode(errors="replace"), key.encode())
         if kind.lower() != "bearer" or not right:
             which = "admin key" if admin and settings.admin_key else "API key"
@@ -157,10 +163,20 @@ class Front:
         except web.RequestPayloadError as error:
             raise ApiError(400, f"the body cannot be read: {error}") from None
 
+    async def other_server(self, request: web.Request) -> Endpoint | None:
+        """Return the server of the model that a request names, if it is another than ours."""
+        if not self.others or request.method != "POST":
+            return None
+        try:
+            return self.others.get(str((await self.body(request)).get("model")))
+        except ApiError:
+            return None  # it is refused where it is read
+
     def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a body with the model's name that engines know."""
         facts = self.engine_facts()
-        if facts is None or body.get("model") in (None, "", facts.model):
+        model = body.get("model")
+        if facts is None or model in (None, "", facts.model) or model in self.model.adapters():
             return body
         return {**body, "model": facts.model}
 
@@ -174,11 +190,12 @@ class Front:
         name = body.get("model")
         if name in (None, "") or not models:
             return models[0] if models else "model"
-        if name not in models:
-            shown = repr(name)[:200]
+        adapters = self.model.adapters()
+        if name not in models and name not in adapters:
+            shown, served = repr(name)[:200], ", ".join(map(repr, (*models, *adapters)))
             raise ApiError(
                 404,
-                f"the model {shown} is not served; there is {', '.join(map(repr, models))}",
+                f"the model {shown} is not served; there is {served}",
                 kind="not_found_error",
                 param="model",
                 code="model_not_found",
@@ -207,14 +224,22 @@ def json_response(
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-def error_response(error: ApiError) -> web.Response:
-    """Return an error in OpenAI's envelope."""
+def error_body(path: str, error: ApiError) -> dict[str, Any]:
+    """Return an error in the envelope of a path: OpenAI's, or Anthropic's."""
+    if not path.endswith(MESSAGES) or error.whole is not None:
+        return error.body
+    said = {name: error.error[name] for name in ("type", "message")}
+    return {"type": "error", "error": said}
+
+
+def error_response(error: ApiError, path: str = "") -> web.Response:
+    """Return an error in the envelope of a path."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error.body, status=error.status, headers=headers)
+    return json_response(error_body(path, error), status=error.status, headers=headers)
 
 
 def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Answering:
@@ -236,24 +261,29 @@ def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: b
                     kind="rate_limit_error",
                     retry_after_s=1,
                 )
-            response = await handle(front, request)
+            other = None if admin else await front.other_server(request)
+            if other is None:
+                response = await handle(front, request)
+            else:
+                response = await passed(request, await front.raw_body(request), other)
             status = response.status
             return response
         except ApiError as error:
             status = error.status
-            return error_response(error)
+            return error_response(error, path)
         except RenderError as refused:
             status = refused.status
-            return error_response(of_renderer(refused))
+            return error_response(of_renderer(refused), path)
         except web.HTTPException as error:
             status = error.status
-            return error_response(ApiError(status, error.text or error.reason))
+            return error_response(ApiError(status, error.text or error.reason), path)
         except ConnectionError:
             raise  # the client is gone
         except Exception:
             status = 500
             _LOG.exception("a request to %s failed", path)
-            return error_response(ApiError(500, "the gateway failed", kind="server_error"))
+            failed = ApiError(500, "the gateway failed", kind="server_error")
+            return error_response(failed, path)
         finally:
             metrics.open -= 1
             metrics.answered(path, status)

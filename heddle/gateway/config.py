@@ -1,6 +1,7 @@
 """What `heddle serve` needs beside the configuration of a run, checked before anything starts."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -53,6 +54,7 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
         raise ConfigError(
             "serve.names has an empty name: give the names that requests have for the model"
         )
+    other_models(config.serve.models)
     if config.serve.epoch_file:
         EpochFile(Path(config.serve.epoch_file))
     front = gateway.front
@@ -82,6 +84,24 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
                 f"{option} has a space, an end of line or a character beyond ASCII, which no "
                 "header can hold: give another, or take it out"
             )
+
+
+def other_models(entries: Sequence[str]) -> Mapping[str, str]:
+    """Read `serve.models`: the URL of each model.
+
+    Raises:
+        ConfigError: an entry is no NAME=URL, or names a model again.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, _, url = entry.partition("=")
+        try:
+            found[name] = base_of(url)
+        except UrlError as error:
+            raise ConfigError(f"serve.models, {entry!r}: write NAME=URL; {error}") from None
+        if not name or len(found) <= entries.index(entry):
+            raise ConfigError(f"serve.models, {entry!r}: give each model a name of its own")
+    return found
 
 
 def is_own_address(host: str) -> bool:

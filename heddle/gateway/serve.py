@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
+
 from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -18,7 +20,7 @@ from heddle.engines import engine_facts
 from heddle.epochs.file import EpochLog
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
-from heddle.gateway.config import GatewayConfig, check, check_address
+from heddle.gateway.config import GatewayConfig, check, check_address, other_models
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
 from heddle.setup import RunSetup, prepare
@@ -40,6 +42,7 @@ from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import read_model
+from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 from heddle_trace.schema import Trace
@@ -303,6 +306,11 @@ class _Served:
             GatewayFailedError: a renderer or an engine cannot be used.
         """
         runtime = self._setup.config.runtime
+        if others := other_models(self._setup.config.serve.models):
+            connector = aiohttp.TCPConnector(limit=0)
+            http = await rest.enter_async_context(aiohttp.ClientSession(connector=connector))
+            key = self._config.engine_key
+            front.others = {n: Endpoint(url, http, api_key=key) for n, url in others.items()}
         match runtime.engine:
             case "fake":
                 model, replies = self._model, self._config.fake_replies

@@ -19,7 +19,7 @@ from heddle_runtime.generation import (
 )
 from heddle_runtime.sampling import checked_sampling
 from heddle_runtime.vllm_http import relay
-from heddle_runtime.vllm_http.probe import GENERATE
+from heddle_runtime.vllm_http.probe import FORWARDED, GENERATE
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
@@ -87,6 +87,16 @@ class HttpStep:
         self._cached: int | None = None
 
     @property
+    def forwarded(self) -> bool:
+        """Whether its answer is passed on as it is."""
+        return self.relay is not None and self.relay.path in FORWARDED
+
+    @property
+    def adapter(self) -> str:
+        """The LoRA adapter that it is for, "" for none."""
+        return self.payload.adapter if self.payload is not None else ""
+
+    @property
     def salt(self) -> str:
         """What separates its KV from that of others."""
         return self.payload.cache_salt if self.payload is not None else ""
@@ -108,7 +118,7 @@ class HttpStep:
 
     @property
     def engine_id(self) -> str:
-        """The id that an abort names."""
+        """The id that an abort names; "": only the end of its connection ends it."""
         if self.relay is None:
             return REQUEST_PREFIX + self.id
         return relay.engine_id(self.relay.path, self.id)
@@ -134,6 +144,8 @@ class HttpStep:
 
     def body(self, *, counts_each: bool = False) -> dict[str, Any]:
         """What is sent there; `counts_each` as in `relay_body`."""
+        if self.forwarded and self.relay is not None:
+            return self.relay.body
         if self.relay is not None:
             return relay.relay_body(
                 self.relay.body,
@@ -158,6 +170,7 @@ class HttpStep:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **({"cache_salt": self.salt} if self.salt else {}),
+            **({"model": self.adapter} if self.adapter else {}),
         }
 
     def take(self, event: bytes) -> int:
@@ -183,6 +196,10 @@ class HttpStep:
         """
         assert self.relay is not None
         found = relay.read_object(data)
+        if self.forwarded:
+            self._take_forwarded(found)
+            self.finish = "stop"
+            return self.uncounted
         if not isinstance(found.get("choices"), list) or not found["choices"]:
             raise ProtocolError("it sent an answer without choices")
         self.uncounted = relay.completion_tokens(found) or 0
@@ -191,7 +208,19 @@ class HttpStep:
         self.relay.on_event(found)
         return self.uncounted
 
+    def _take_forwarded(self, found: dict[str, Any]) -> int:
+        assert self.relay is not None
+        made, cached = relay.forwarded_counts(found)
+        self.uncounted = made or self.uncounted
+        self._cached = cached if cached is not None else self._cached
+        if relay.ends_answer(found):
+            self.finish = "stop"
+        self.relay.on_event(found)
+        return 1
+
     def _take_relayed(self, found: dict[str, Any]) -> int:
+        if self.forwarded:
+            return self._take_forwarded(found)
         assert self.relay is not None
         tokens, finish, stop_reason = relay.check_event(found)
         if self.finish is not None and (tokens or finish):
