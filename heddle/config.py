@@ -137,6 +137,10 @@ class ServeConfig:
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
     names: tuple[str, ...] = ()
     """Names that requests may give for the model. Empty: the engines' own."""
+    keys: str = ""
+    """TOML file of clients' keys, with limits and priorities."""
+    access_log: str = ""
+    """File that gets a line of JSON for each request."""
     models: tuple[str, ...] = ()
     """Further models, as ``NAME=URL``: requests for them go to that server as they are."""
     epoch_file: str = ""

@@ -147,6 +147,7 @@ class Controller:
             task=e.task,
             weights_version=rollout.weights_version,
             prompt_tokens=e.prompt_tokens,
+            tier=e.tier,
             arrived_s=e.time_s,
             context_tokens=e.prompt_tokens,
             runnable_s=e.time_s,

@@ -46,7 +46,7 @@ class RolloutClosed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     trajectories: int
 
 
-class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A sample of a prompt is ready to run."""
 
     time_s: float
@@ -55,6 +55,8 @@ class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     group: GroupId
     task: str
     prompt_tokens: int
+    tier: int = 0
+    """Steps of a higher one go before all of a lower one."""
 
 
 class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -163,6 +163,7 @@ class GatewayAgent(ClientAgent):
             step.logprobs.extend(extras.logprobs)
             step.weight_versions.extend(extras.weight_versions)
         step.take(ids[reported:])
+        step.uncounted = 0 if ids else result.tokens
         if isinstance(extras, Refusal):
             step.fail(of_engine(extras))
         elif result.error:

@@ -102,18 +102,26 @@ def application(front: Front) -> web.Application:
     app[_REQUESTED] = set()
     app.on_response_prepare.append(_sign)
 
-    def add(method: str, path: str, handle: Handler, *, admin: bool, open_: bool = False) -> None:
-        handler = answering(front, path, handle, admin=admin, open_=open_)
+    def add(
+        method: str,
+        path: str,
+        handle: Handler,
+        *,
+        admin: bool = False,
+        open_: bool = False,
+        limited: bool = False,
+    ) -> None:
+        handler = answering(front, path, handle, admin=admin, open_=open_, limited=limited)
         app.router.add_route(method, path, handler)
 
-    add("GET", "/health", control.health, admin=False, open_=True)
+    add("GET", "/health", control.health, open_=True)
     for method, path, handle in MODEL_ENDPOINTS:
-        add(method, path, handle, admin=False)
-        add(method, _SESSION + path, handle, admin=False)
+        add(method, path, handle, limited=method == "POST")
+        add(method, _SESSION + path, handle, limited=method == "POST")
     for path in PASSED_ON:
-        add("POST", path, passed_on(path), admin=False)
+        add("POST", path, passed_on(path), limited=True)
     for method, path, handle in _CLIENTS:
-        add(method, path, handle, admin=False)
+        add(method, path, handle)
     for method, path, handle in _ADMINS:
         add(method, path, handle, admin=True)
     for path in engine_control.PASSED_TO_ALL:

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from heddle_core.ids import RolloutId
-from heddle_gateway.endpoints import path_session
+from heddle_gateway.endpoints import path_session, tenant_of
 from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import Front, json_response
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.identity import readable
+from heddle_gateway.identity import owned, readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
 from heddle_runtime.vllm_http.endpoint import UnreachableError
@@ -33,12 +33,12 @@ async def finish_session(front: Front, request: web.Request) -> web.StreamRespon
     session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
     if not session:
         raise ApiError(400, "give session_id", param="session_id")
-    return await _finish(front, session)
+    return await _finish(front, request, session)
 
 
 async def finish_path_session(front: Front, request: web.Request) -> web.StreamResponse:
     """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
-    return await _finish(front, path_session(request))
+    return await _finish(front, request, path_session(request))
 
 
 async def release_program(front: Front, request: web.Request) -> web.StreamResponse:
@@ -46,11 +46,11 @@ async def release_program(front: Front, request: web.Request) -> web.StreamRespo
     program = text_field(await front.body(request), "program_id")
     if not program:
         raise ApiError(400, "give program_id", param="program_id")
-    return await _finish(front, program)
+    return await _finish(front, request, program)
 
 
-async def _finish(front: Front, session: str) -> web.Response:
-    finished = front.gateway.sessions.finish(session)
+async def _finish(front: Front, request: web.Request, session: str) -> web.Response:
+    finished = front.gateway.sessions.finish(owned(tenant_of(request), session))
     path = f"/finish_session?{urlencode({'session_id': session})}"
     for other in front.others.values():
         with suppress(UnreachableError):

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
+from heddle_gateway.access import STEPS, TENANT
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND, ApiError, not_there, of_engine, of_renderer
 from heddle_gateway.exchange import Exchange, refused_stream, renderer_of, streamed, whole
@@ -56,7 +57,8 @@ def model_endpoint(endpoint: str) -> Handler:
             if refusal.in_stream:
                 return await refused_stream(request, endpoint, refusal)
             raise refusal from None
-        return await _answered(front, request, endpoint, asked)
+        with front.tenants.holding(asked.who.tenant, len(asked.steps)):
+            return await _answered(front, request, endpoint, asked)
 
     return handle
 
@@ -94,6 +96,7 @@ async def _asked(front: Front, request: web.Request, endpoint: str, body: dict[s
         relayed=relayed,
         deadline_s=deadline_s,
         adapter=model if model in front.model.adapters() else "",
+        tenant=who.tenant,
     )
     steps = []
     for each in one_prompt_each(endpoint, front.for_engines(body)):
@@ -131,6 +134,7 @@ async def _answered(
     loop, replied = asyncio.get_running_loop(), has_reply(endpoint, body)
     began_s, delivered = loop.time(), False
     steps: list[ClientStep] = []
+    request[STEPS] = steps
     exchanges = []
     try:
         for one, rendered, fresh in asked.steps:
@@ -232,12 +236,20 @@ async def one_model(front: Front, request: web.Request) -> web.StreamResponse:
 
 
 def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Identity:
+    tenant = tenant_of(request)
     return identify(
         request.headers,
         body,
+        tenant=tenant,
+        tier=front.tenants.tier(tenant),
         path_session=path_session(request),
         user_is_session=front.settings.user_is_session,
     )
+
+
+def tenant_of(request: web.Request) -> str:
+    """Return who sent a request, "" where tenants have no keys."""
+    return str(request.get(TENANT, ""))
 
 
 def path_session(request: web.Request) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -11,6 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 from aiohttp import web
 
+from heddle_gateway.access import TENANT, AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer
@@ -19,6 +21,7 @@ from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
 from heddle_gateway.passing import passed
 from heddle_gateway.rendering import Renderer
+from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
@@ -96,14 +99,16 @@ class Front:
     engine_urls: RegisteredEngines | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
+    tenants: Tenants = field(default_factory=Tenants)
+    access_log: AccessLog | None = None
     others: Mapping[str, Endpoint] = field(default_factory=dict)
     """Servers of further models, by the names that requests give."""
     metrics: Metrics = field(default_factory=Metrics)
     requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
 
-    def check_caller(self, request: web.Request, *, admin: bool) -> None:
-        """Check the caller's key, and that it is no page of another site.
+    def check_caller(self, request: web.Request, *, admin: bool) -> str:
+        """Check the caller's key, and that it is no page of another site; return the tenant.
 
         Raises:
             ApiError: the key is missing or wrong, or a browser sent this for another site.
@@ -123,13 +128,15 @@ class Front:
                 kind="permission_error",
             )
         key = (settings.admin_key if admin else "") or settings.api_key
-        if not key:
-            return
+        if not key and (admin or not self.tenants.by_name):
+            return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if not kind:  # as Anthropic's clients send it
             kind, given = "bearer", request.headers.get("X-Api-Key", "")
+        if not admin and kind.lower() == "bearer" and (name := self.tenants.name_of(given.strip())):
+            return name
         right = hmac.compare_digest(given.strip().encode(errors="replace"), key.encode())
-        if kind.lower() != "bearer" or not right:
+        if kind.lower() != "bearer" or not (right and key):
             which = "admin key" if admin and settings.admin_key else "API key"
             raise ApiError(
                 401,
@@ -137,6 +144,7 @@ class Front:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
+        return UNNAMED if self.tenants.by_name else ""
 
     async def body(self, request: web.Request) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.
@@ -242,18 +250,23 @@ def error_response(error: ApiError, path: str = "") -> web.Response:
     return json_response(error_body(path, error), status=error.status, headers=headers)
 
 
-def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Answering:
-    """Return a handler that checks the key, counts, and answers errors in OpenAI's envelope.
+def answering(
+    front: Front, path: str, handle: Handler, *, admin: bool, open_: bool, limited: bool
+) -> Answering:
+    """Return a handler that checks the key, counts, and answers errors in their envelope.
 
-    `open_`: whether nobody needs a key.
+    `open_`: whether nobody needs a key; `limited`: whether it counts against a tenant's limit.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         metrics, status = front.metrics, 499  # as proxies count clients that went
         metrics.open += 1
+        began_s = time.monotonic()
         try:
             if not open_:
-                front.check_caller(request, admin=admin)
+                request[TENANT] = front.check_caller(request, admin=admin)
+                if limited:
+                    front.tenants.count(request[TENANT], began_s)
             if metrics.open > front.settings.max_open:
                 raise ApiError(
                     429,
@@ -285,6 +298,8 @@ def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: b
             failed = ApiError(500, "the gateway failed", kind="server_error")
             return error_response(failed, path)
         finally:
+            if front.access_log is not None and not open_:
+                front.access_log.write(request, path, status, began_s)
             metrics.open -= 1
             metrics.answered(path, status)
 

@@ -34,7 +34,7 @@ class Metrics:
         if step.dispatched_s is not None:
             self._queued_s += step.dispatched_s - step.submitted_s
         self._prompt_tokens += len(step.prompt_ids)
-        self._output_tokens += len(step.output_ids)
+        self._output_tokens += step.tokens
 
     def text(self, gateway: Gateway) -> str:
         """Return everything in Prometheus' text format."""

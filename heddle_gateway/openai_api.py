@@ -173,6 +173,7 @@ def new_step(
     deadline_s: float | None = None,
     sample: int = 0,
     adapter: str = "",
+    tenant: str = "",
 ) -> ClientStep:
     """Return the step of a request; its output is limited by what the context has space for.
 
@@ -202,6 +203,7 @@ def new_step(
         counts_tokens=not relayed or tokens_can_be_counted(endpoint, body),
         sample=sample,
         adapter=adapter,
+        tenant=tenant,
         deadline_s=deadline_s,
     )
 

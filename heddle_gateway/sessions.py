@@ -162,7 +162,7 @@ class ClientSessions:
         self, who: Identity, step: ClientStep, has_reply: bool | None
     ) -> GatewayAgent | None:
         if not who.session:
-            return self._continuations.find(step.prompt_ids, has_reply=has_reply)
+            return self._continuations.find(step.prompt_ids, has_reply=has_reply, tenant=who.tenant)
         session = self._sessions.get(who.session)
         waiting = [a for a in session.lanes.values() if a.waits] if session is not None else []
         if len(waiting) < 2:
@@ -192,6 +192,7 @@ class ClientSessions:
         name = f"{session.name}~{lane}" if lane else session.name
         task = readable(who.task or model) or "chat"
         agent = self._make_agent(TrajectoryId(name), session.group, task, step, self)
+        agent.tier = who.tier
         session.lanes[lane] = agent
         self._of[agent.id] = session, lane
         if not session.id:

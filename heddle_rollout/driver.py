@@ -531,6 +531,7 @@ class Driver:
                 group=agent.group,
                 task=agent.task,
                 prompt_tokens=agent.prompt_tokens,
+                tier=getattr(agent, "tier", 0),
             )
         )
         if tracked.cancelled:

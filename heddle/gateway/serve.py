@@ -29,6 +29,7 @@ from heddle.simulation import RunResult, opened_run
 from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
+from heddle_gateway.access import AccessLog
 from heddle_gateway.app import listening, raise_file_limit
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
@@ -38,6 +39,7 @@ from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.rendering import RenderingEngines
 from heddle_gateway.sessions import SessionLimits
+from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
@@ -271,6 +273,11 @@ class _Served:
                 ),
             )
             front = Front(gateway=gateway, model=self._model, settings=config.front)
+            if serve.keys:
+                front.tenants = Tenants.of(Path(serve.keys))
+            if serve.access_log:
+                front.access_log = AccessLog(Path(serve.access_log))
+                rest.callback(front.access_log.close)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
 
