@@ -139,6 +139,10 @@ class ServeConfig:
     """Names that requests may give for the model. Empty: the engines' own."""
     keys: str = ""
     """TOML file of clients' keys, with limits and priorities."""
+    workers: tuple[str, ...] = ()
+    """URLs of engines beside those of ``--worker``; read again at SIGHUP or POST /reload."""
+    drain_s: Annotated[float, Bounds(0, 1e9)] = 30.0
+    """At SIGTERM or POST /drain, longest time for steps under way."""
     access_log: str = ""
     """File that gets a line of JSON for each request."""
     models: tuple[str, ...] = ()

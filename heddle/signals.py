@@ -180,6 +180,8 @@ class StopSignals:
         self._handled = False
         """A callback had the first."""
         self._callback: Callable[[int], object] | None = None
+        self.on_hangup: Callable[[], object] | None = None
+        """Called for SIGHUP, which then ends nothing."""
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -220,7 +222,15 @@ class StopSignals:
         finally:
             self._callback = before
 
+    @property
+    def first(self) -> int | None:
+        """The first signal that came."""
+        return self._came[0] if self._came else None
+
     def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.on_hangup is not None and number == signal.SIGHUP:
+            self.on_hangup()
+            return
         if _comes_again() and self._came:
             if not self._handled:
                 self._raise()

@@ -145,6 +145,7 @@ class GatewayAgent(ClientAgent):
                 relay=None if self._kept else step.relay,
                 attempts=step.attempts,
                 adapter=step.adapter,
+                name=step.name,
             ),
         )
 

@@ -48,6 +48,8 @@ _ADMINS: Final = (
     ("POST", "/init_weight_transfer_engine", engine_control.init_weight_transfer),
     ("POST", "/weight_sync/begin", control.begin_weight_sync),
     ("POST", "/weight_sync/end", control.end_weight_sync),
+    ("POST", "/drain", control.drain),
+    ("POST", "/reload", control.reload),
     ("GET", "/metrics", control.metrics),
     ("GET", "/heddle/state", control.state),
 )
@@ -115,6 +117,8 @@ def application(front: Front) -> web.Application:
         app.router.add_route(method, path, handler)
 
     add("GET", "/health", control.health, open_=True)
+    add("GET", "/readyz", control.health, open_=True)
+    add("GET", "/livez", control.livez, open_=True)
     for method, path, handle in MODEL_ENDPOINTS:
         add(method, path, handle, limited=method == "POST")
         add(method, _SESSION + path, handle, limited=method == "POST")

@@ -100,12 +100,14 @@ class ClientStep:
         sample: int = 0,
         adapter: str = "",
         tenant: str = "",
+        name: str = "",
     ) -> None:
         """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
         may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
-        with an error, by the event loop's clock. `sample` tells equal steps of one request apart.
+        with an error, by the event loop's clock. `sample` tells equal steps of one request apart;
+        `name` is the client's id of its request.
         """
-        self.adapter, self.tenant = adapter, tenant
+        self.adapter, self.tenant, self.name = adapter, tenant, name
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)

@@ -225,6 +225,24 @@ async def health(front: Front, request: web.Request) -> web.StreamResponse:
     )
 
 
+async def livez(front: Front, request: web.Request) -> web.StreamResponse:
+    """``GET /livez``: 200 until an error has ended the run."""
+    failed = front.gateway.failed
+    return json_response({"status": "failed" if failed else "ok"}, status=500 if failed else 200)
+
+
+async def drain(front: Front, request: web.Request) -> web.StreamResponse:
+    """``POST /drain``: no more sessions, and the end once no step is under way."""
+    steps = len(list(front.gateway.sessions.under_way))
+    front.end()
+    return json_response({"status": "draining", "steps": steps})
+
+
+async def reload(front: Front, request: web.Request) -> web.StreamResponse:
+    """``POST /reload``: keys and engines are read again."""
+    return json_response({"status": "ok", "notes": await front.reload()})
+
+
 async def metrics(front: Front, request: web.Request) -> web.StreamResponse:
     """``GET /metrics``."""
     return web.Response(

@@ -68,6 +68,8 @@ class _Asked:
     """A request after all checks, with a step for each answer that it asks for."""
 
     body: dict[str, Any]
+    named: str
+    """The client's id of it, "" for none."""
     who: Identity
     model: str
     samples: int
@@ -90,8 +92,10 @@ async def _asked(front: Front, request: web.Request, endpoint: str, body: dict[s
     check_supported(body, relayed=relayed)
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
     samples = samples_of(body.get("sampling_params") or {} if endpoint == GENERATE else body)
+    named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
     make = partial(
         new_step,
+        name=named,
         context_tokens=front.model.context_tokens,
         relayed=relayed,
         deadline_s=deadline_s,
@@ -111,7 +115,7 @@ async def _asked(front: Front, request: web.Request, endpoint: str, body: dict[s
             else:
                 one, prompt = each, rendered
             steps.append((one, prompt, make(endpoint, one, prompt, sample=number)))
-    return _Asked(body, who, model, samples, steps)
+    return _Asked(body, named, who, model, samples, steps)
 
 
 def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -> None:
@@ -128,7 +132,7 @@ async def _answered(
 ) -> web.StreamResponse:
     """Submit the steps of a request, and answer when they bring something."""
     body = asked.body
-    named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
+    named = asked.named
     # An empty one is kept, as vLLM keeps it.
     own = named or ("" if body.get("request_id") == "" else uuid.uuid4().hex[:16])
     loop, replied = asyncio.get_running_loop(), has_reply(endpoint, body)
@@ -150,7 +154,7 @@ async def _answered(
         transport = request.transport
         delivered = transport is not None and not transport.is_closing()
         for step in steps:
-            front.metrics.step(step, loop.time() - began_s)
+            front.metrics.step(step, began_s, loop.time())
         return answer
     finally:
         for step in steps:

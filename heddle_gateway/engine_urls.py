@@ -65,11 +65,14 @@ class RegisteredEngines:
     async def expect(
         self, url: str, options: Mapping[str, Any], on_note: Callable[[str], None]
     ) -> None:
-        """Register an engine now, or as soon as it can be used; what keeps it out is a note.
+        """Register an engine that the gateway's owner names, with the key that engines get, now or
+        as soon as it can be used; what keeps it out is a note.
 
         Raises:
             ApiError: the URL is none, or an option is wrong.
         """
+        with suppress(UrlError):
+            self._keyed |= {base_of(url)}
         try:
             for lack in (await self.add(url, options))["lacks"]:
                 on_note(f"{url}: {lack}")

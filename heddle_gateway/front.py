@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final, Protocol, TypeAlias
@@ -85,6 +85,11 @@ class FrontSettings:
     """Whether `GET /workers` has the gateway alone: some clients abort at the URLs listed."""
 
 
+async def nothing_to_reload() -> Sequence[str]:
+    """Read nothing again."""
+    return ()
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Front:
     """The gateway as the endpoints see it."""
@@ -99,6 +104,10 @@ class Front:
     engine_urls: RegisteredEngines | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
+    end: Callable[[], None] = lambda: None
+    """Drains the gateway, and ends it."""
+    reload: Callable[[], Coroutine[Any, Any, Sequence[str]]] = nothing_to_reload
+    """Reads again what may change while it runs; returns what could not be taken over."""
     tenants: Tenants = field(default_factory=Tenants)
     access_log: AccessLog | None = None
     others: Mapping[str, Endpoint] = field(default_factory=dict)
@@ -106,6 +115,9 @@ class Front:
     metrics: Metrics = field(default_factory=Metrics)
     requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
+
+    def __post_init__(self) -> None:
+        self.gateway.on_decision = self.metrics.decisions.take
 
     def check_caller(self, request: web.Request, *, admin: bool) -> str:
         """Check the caller's key, and that it is no page of another site; return the tenant.

@@ -174,6 +174,7 @@ def new_step(
     sample: int = 0,
     adapter: str = "",
     tenant: str = "",
+    name: str = "",
 ) -> ClientStep:
     """Return the step of a request; its output is limited by what the context has space for.
 
@@ -204,6 +205,7 @@ def new_step(
         sample=sample,
         adapter=adapter,
         tenant=tenant,
+        name=name,
         deadline_s=deadline_s,
     )
 

@@ -79,6 +79,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     attempts: StepAttempts = msgspec.field(default_factory=StepAttempts)
     adapter: str = ""
     """The LoRA adapter that it is for; only engines that list it can run it."""
+    name: str = ""
+    """The client's id of its request: ids of calls of engines begin with it."""
 
 
 def report_tokens(payload: Any, tokens: Sequence[int], logprobs: Sequence[Any] = ()) -> None:

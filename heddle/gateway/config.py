@@ -1,7 +1,7 @@
 """What `heddle serve` needs beside the configuration of a run, checked before anything starts."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,6 +30,8 @@ class GatewayConfig:
     """TP degree of engines by URL that say none. None: `cluster.tp`."""
     engine_key: str = field(default="", repr=False)
     """Sent to the engines of `engine_urls`."""
+    read_again: Callable[[], RunConfig] | None = field(default=None, repr=False)
+    """Reads the configuration again."""
     fake_replies: Replies | None = None
     """What fake engines say instead of made-up words."""
     front: FrontSettings = field(default_factory=FrontSettings, repr=False)

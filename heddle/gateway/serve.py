@@ -1,10 +1,12 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -74,7 +76,7 @@ def serve(
 ) -> RunResult:
     """Serve clients until a signal comes; return the finished run.
 
-    `on_listening` gets the URL and the run directory. The first SIGINT, SIGTERM or SIGHUP ends it
+    `on_listening` gets the URL and the run directory. The first SIGINT or SIGTERM ends it
     in order: clients are refused so that they may send again, engines hand over the tokens of
     running steps, and the run directory is closed as finished. A second one does not wait: the run
     is then closed as interrupted.
@@ -234,6 +236,8 @@ class _Served:
     ) -> None:
         self._setup, self._config, self._sink = setup, config, sink
         self._model, self._on_note = model, on_note
+        self._workers: Sequence[str] = ()
+        """Of `serve.workers` when it was last read."""
         self.use = GpuUse()
         path = setup.config.serve.epoch_file
         self._lengths = EpochLog(Path(path)) if path else None
@@ -280,13 +284,21 @@ class _Served:
                 rest.callback(front.access_log.close)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
+            reloads: list[asyncio.Task[Sequence[str]]] = []
 
             def end(count: int) -> None:
                 if count == 1:
-                    closing.append(loop.create_task(gateway.close()))
+                    drain_s = serve.drain_s if signals.first == signal.SIGTERM else 0.0
+                    closing.append(loop.create_task(_drained(gateway, drain_s)))
                 else:
                     for task in (serving, *closing):
                         task.cancel()
+
+            front.end = lambda: closing.append(loop.create_task(_drained(gateway, serve.drain_s)))
+            front.reload = partial(self._reload, front)
+            signals.on_hangup = lambda: loop.call_soon_threadsafe(
+                lambda: reloads.append(loop.create_task(front.reload()))
+            )
 
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
@@ -299,6 +311,7 @@ class _Served:
                     if closing:
                         await asyncio.wait(closing)
             finally:
+                signals.on_hangup = None
                 await gateway.close(0.0)
                 await asyncio.wait([serving])
             if serving.cancelled():
@@ -370,3 +383,40 @@ class _Served:
                 await engines.expect(url, {"tp": tp}, self._on_note)
             except ApiError as error:
                 raise GatewayFailedError(f"--worker {url}: {error}") from None
+        for note in await self._take_workers(front, self._setup.config.serve.workers):
+            raise GatewayFailedError(note)
+
+    async def _reload(self, front: Front) -> Sequence[str]:
+        """Read keys and engines again; return what could not be taken over."""
+        notes: list[str] = []
+        try:
+            front.tenants.reload()
+            read_again = self._config.read_again
+            if read_again is not None and front.engine_urls is not None:
+                workers = (await asyncio.to_thread(read_again)).serve.workers
+                notes += await self._take_workers(front, workers)
+        except (OSError, ValueError) as error:
+            notes.append(str(error))
+        for note in notes:
+            self._on_note(f"reload: {note}")
+        return notes
+
+    async def _take_workers(self, front: Front, workers: Sequence[str]) -> list[str]:
+        """Register the engines that `serve.workers` has now, and take out those it had before."""
+        engines, notes = front.engine_urls, list[str]()
+        assert engines is not None
+        before, self._workers = self._workers, tuple(workers)
+        for url in set(before).difference(workers):
+            engines.remove(url, drain=True)
+        for url in set(workers).difference(before):
+            try:
+                await engines.expect(url, {}, self._on_note)
+            except ApiError as error:
+                notes.append(f"serve.workers: {url}: {error}")
+        return notes
+
+
+async def _drained(gateway: Gateway, drain_s: float) -> None:
+    if drain_s:
+        await gateway.drain(drain_s)
+    await gateway.close()

@@ -1,6 +1,7 @@
 """One dispatch at an endpoint: its request, and its tokens as they come."""
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_c
 
 REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request of tokens; an abort names the whole."""
+NAME_CHARACTERS = 64
+"""Of a client's id of its request, as far as engines get it."""
 _TRACES = secrets.token_bytes(16)
 """Tells the traces of this process from others'."""
 FEATURES = frozenset({"features", "reasoning_ended", "reasoning_parser_kwargs"})
@@ -50,7 +53,7 @@ class HttpStep:
         """
         self.trajectory: TrajectoryId = request.trajectory
         self.resumable = request.resumable
-        self.request, self.id = request, id_
+        self.request, self.id, self.span = request, id_, id_[:16]
         self.payload = request.payload if isinstance(request.payload, Generation) else None
         self.relay = self.payload.relay if self.payload is not None else None
         self.attempts = self.payload.attempts if self.payload is not None else StepAttempts()
@@ -125,9 +128,12 @@ class HttpStep:
 
     @property
     def trace_headers(self) -> dict[str, str]:
-        """W3C trace context, https://www.w3.org/TR/trace-context: a trajectory is a trace."""
+        """Its client's name for it, where no body has that, and W3C trace context: a trajectory is
+        a trace (https://www.w3.org/TR/trace-context).
+        """
         trace = blake2b(self.trajectory.encode(), digest_size=16, key=_TRACES).hexdigest()
-        return {"traceparent": f"00-{trace}-{self.id[:16]}-01"}
+        named = {"X-Request-Id": self.id} if self.forwarded and "-" in self.id else {}
+        return {"traceparent": f"00-{trace}-{self.span}-01", **named}
 
     @property
     def streams(self) -> bool:
@@ -136,7 +142,9 @@ class HttpStep:
 
     def posted(self, id_: str, now_s: float) -> None:
         """A call of an endpoint begins, under an id of its own."""
-        self.id, self.cut = id_, ""
+        name = self.payload.name if self.payload is not None else ""
+        kept = re.sub(r"[^\w.:-]", "_", name[:NAME_CHARACTERS], flags=re.ASCII)
+        self.id, self.span, self.cut = f"{kept}-{id_}" if kept else id_, id_[:16], ""
         self.posted_s, self.brought_s, self.overtaken = now_s, 0.0, False
         self.finish, self.uncounted = None, 0
         if self.relay is not None:

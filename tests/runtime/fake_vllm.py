@@ -109,8 +109,8 @@ class FakeVllm:
         """Aborts that are answered and not done."""
         self.seen: list[dict[str, Any]] = []
         """Bodies of generations."""
-        self.keys, self.traces = list[str](), list[str]()
-        """Authorization headers of all calls, and trace contexts of those that have one."""
+        self.keys, self.traces, self.named = list[str](), list[str](), list[str]()
+        """Authorization headers of all calls; trace contexts and ids of those that have one."""
         self.generated = 0
         """Tokens made."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
@@ -418,6 +418,7 @@ class FakeVllm:
     async def _forwarded(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.seen.append(body)
+        self.named += request.headers.getall("X-Request-Id", [])
         if self._names_no_model(body):
             return web.json_response(refusal_of(request.path, "no such model", 404), status=404)
         if body.get("temperature", 0) > 2:
