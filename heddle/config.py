@@ -143,6 +143,8 @@ class ServeConfig:
     """URLs of engines beside those of ``--worker``; read again at SIGHUP or POST /reload."""
     drain_s: Annotated[float, Bounds(0, 1e9)] = 30.0
     """At SIGTERM or POST /drain, longest time for steps under way."""
+    state: str = ""
+    """SQLite file of sessions and kept answers, for a gateway that is started again."""
     access_log: str = ""
     """File that gets a line of JSON for each request."""
     models: tuple[str, ...] = ()

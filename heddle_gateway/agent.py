@@ -15,6 +15,9 @@ from heddle_runtime.generation import Generation, GenerationEnd, Refusal
 class StepListener(Protocol):
     """Learns that a trajectory waits for its client."""
 
+    def step_done(self, agent: "GatewayAgent") -> None:
+        """The step has its whole answer, which no client has yet."""
+
     def step_over(self, agent: "GatewayAgent") -> None:
         """The step has ended, and the tool call has begun."""
 
@@ -182,6 +185,7 @@ class GatewayAgent(ClientAgent):
         """Hand the tokens to the client, whose next request ends the tool call."""
         end = self._end or self._plain_end()
         self.step.finish(end)
+        self._on_step.step_done(self)
         cut = end.finish_reason == "length"
         return NextAction(
             reason="length_limit" if cut else "tool_call",

@@ -14,7 +14,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import not_there
-from heddle_gateway.front import MOST_OPEN, Answering, Front, Handler, answering, error_response
+from heddle_gateway.front import (
+    MOST_OPEN,
+    Access,
+    Answering,
+    Front,
+    Handler,
+    answering,
+    error_response,
+)
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 BACKLOG: Final = 65_535
@@ -104,32 +112,23 @@ def application(front: Front) -> web.Application:
     app[_REQUESTED] = set()
     app.on_response_prepare.append(_sign)
 
-    def add(
-        method: str,
-        path: str,
-        handle: Handler,
-        *,
-        admin: bool = False,
-        open_: bool = False,
-        limited: bool = False,
-    ) -> None:
-        handler = answering(front, path, handle, admin=admin, open_=open_, limited=limited)
-        app.router.add_route(method, path, handler)
+    def add(method: str, path: str, handle: Handler, access: Access = "client") -> None:
+        app.router.add_route(method, path, answering(front, path, handle, access))
 
-    add("GET", "/health", control.health, open_=True)
-    add("GET", "/readyz", control.health, open_=True)
-    add("GET", "/livez", control.livez, open_=True)
+    add("GET", "/health", control.health, "open")
+    add("GET", "/readyz", control.health, "open")
+    add("GET", "/livez", control.livez, "open")
     for method, path, handle in MODEL_ENDPOINTS:
-        add(method, path, handle, limited=method == "POST")
-        add(method, _SESSION + path, handle, limited=method == "POST")
+        for each in (path, _SESSION + path):
+            add(method, each, handle, "limited" if method == "POST" else "client")
     for path in PASSED_ON:
-        add("POST", path, passed_on(path), limited=True)
+        add("POST", path, passed_on(path), "limited")
     for method, path, handle in _CLIENTS:
         add(method, path, handle)
     for method, path, handle in _ADMINS:
-        add(method, path, handle, admin=True)
+        add(method, path, handle, "admin")
     for path in engine_control.PASSED_TO_ALL:
-        add("POST", path, engine_control.passed_to_all(path), admin=True)
+        add("POST", path, engine_control.passed_to_all(path), "admin")
     return app
 
 

@@ -1,6 +1,7 @@
 """One step that clients wait for: what to generate, the tokens so far, and how it ended."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -76,7 +77,7 @@ class ClientStep:
     uncounted = 0
     """Output tokens whose ids only the client has, at the end."""
     first_s: float | None = None
-    """When its first token came, by the event loop's clock."""
+    """When its first token came, of `time.monotonic`."""
     trajectory = ""
     """That it is a step of, once it is submitted."""
     clients = 0
@@ -282,7 +283,7 @@ class ClientStep:
     def _notify(self) -> None:
         self.news += 1
         if self.first_s is None:
-            self.first_s = asyncio.get_running_loop().time()
+            self.first_s = time.monotonic()
         ended = self._for_end if self.over else []
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():

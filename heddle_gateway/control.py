@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from heddle_core.ids import RolloutId
-from heddle_gateway.endpoints import path_session, tenant_of
+from heddle_gateway.access import TENANT
+from heddle_gateway.endpoints import path_session
 from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import Front, json_response
@@ -50,7 +51,7 @@ async def release_program(front: Front, request: web.Request) -> web.StreamRespo
 
 
 async def _finish(front: Front, request: web.Request, session: str) -> web.Response:
-    finished = front.gateway.sessions.finish(owned(tenant_of(request), session))
+    finished = front.gateway.sessions.finish(owned(str(request.get(TENANT, "")), session))
     path = f"/finish_session?{urlencode({'session_id': session})}"
     for other in front.others.values():
         with suppress(UnreachableError):
@@ -240,7 +241,7 @@ async def drain(front: Front, request: web.Request) -> web.StreamResponse:
 
 async def reload(front: Front, request: web.Request) -> web.StreamResponse:
     """``POST /reload``: keys and engines are read again."""
-    return json_response({"status": "ok", "notes": await front.reload()})
+    return json_response({"status": "ok", "notes": await front.reload() if front.reload else ()})
 
 
 async def metrics(front: Front, request: web.Request) -> web.StreamResponse:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -135,8 +136,8 @@ async def _answered(
     named = asked.named
     # An empty one is kept, as vLLM keeps it.
     own = named or ("" if body.get("request_id") == "" else uuid.uuid4().hex[:16])
-    loop, replied = asyncio.get_running_loop(), has_reply(endpoint, body)
-    began_s, delivered = loop.time(), False
+    replied = has_reply(endpoint, body)
+    began_s, delivered = time.monotonic(), False
     steps: list[ClientStep] = []
     request[STEPS] = steps
     exchanges = []
@@ -154,7 +155,7 @@ async def _answered(
         transport = request.transport
         delivered = transport is not None and not transport.is_closing()
         for step in steps:
-            front.metrics.step(step, began_s, loop.time())
+            front.metrics.step(step, began_s, time.monotonic())
         return answer
     finally:
         for step in steps:
@@ -240,7 +241,7 @@ async def one_model(front: Front, request: web.Request) -> web.StreamResponse:
 
 
 def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Identity:
-    tenant = tenant_of(request)
+    tenant = str(request.get(TENANT, ""))
     return identify(
         request.headers,
         body,
@@ -249,11 +250,6 @@ def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Id
         path_session=path_session(request),
         user_is_session=front.settings.user_is_session,
     )
-
-
-def tenant_of(request: web.Request) -> str:
-    """Return who sent a request, "" where tenants have no keys."""
-    return str(request.get(TENANT, ""))
 
 
 def path_session(request: web.Request) -> str:

@@ -60,6 +60,7 @@ class RegisteredEngines:
         """Attempts to register URLs that did not answer."""
         self._names = count()
         gateway.on_engine_left = self._left
+        gateway.url_of, gateway.engine_at = self._url_of, self._engine_at
         model.adapters = self._adapters
 
     async def expect(
@@ -175,6 +176,14 @@ class RegisteredEngines:
         self._launcher.reserve(facts.url, spec.engine)
         self._gateway.driver.join(spec)
         return engine
+
+    def _url_of(self, engine: str) -> str:
+        name = EngineId(engine).name
+        return next((url for url, e in self._engines.items() if e.spec.engine.name == name), "")
+
+    def _engine_at(self, url: str) -> EngineId | None:
+        engine = self._engines.get(url)
+        return self._gateway.life_of(engine.spec.engine) if engine is not None else None
 
     def _adapters(self) -> frozenset[str]:
         return frozenset(name for e in self._launcher.registered for name in e.facts.adapters)

@@ -1,10 +1,10 @@
 """Answers to one request, whole or as a stream, of one step or of several."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -46,7 +46,6 @@ EVENT_STREAM: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ async def whole(exchanges: Sequence[Exchange], samples: int) -> web.Response:
     if len(exchanges) == 1:
         answer = await exchanges[0].answer()
     else:
-        answer = joined_answers(await _all(each.answer() for each in exchanges), samples)
+        answer = joined_answers(await asyncio.gather(*(e.answer() for e in exchanges)), samples)
     step = exchanges[0].step
     headers = {
         "x-heddle-engine": step.engine,
@@ -214,19 +213,6 @@ async def whole(exchanges: Sequence[Exchange], samples: int) -> web.Response:
         queued_ms = 1e3 * (step.dispatched_s - step.submitted_s)
         headers["x-heddle-queued-ms"] = f"{queued_ms:.0f}"
     return json_response(answer, headers=headers)
-
-
-async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Return what all return; the first error ends the others."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()  # raises its error
-        return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def streamed(

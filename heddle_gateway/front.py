@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -29,6 +29,8 @@ from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
 Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamResponse]]
 """Answers a request to a path."""
 Answering: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Access: TypeAlias = Literal["open", "client", "limited", "admin"]
+"""Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
 _LOG: Final = logging.getLogger(__name__)
 
@@ -85,11 +87,6 @@ class FrontSettings:
     """Whether `GET /workers` has the gateway alone: some clients abort at the URLs listed."""
 
 
-async def nothing_to_reload() -> Sequence[str]:
-    """Read nothing again."""
-    return ()
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Front:
     """The gateway as the endpoints see it."""
@@ -106,7 +103,7 @@ class Front:
     """None: engines take no control calls."""
     end: Callable[[], None] = lambda: None
     """Drains the gateway, and ends it."""
-    reload: Callable[[], Coroutine[Any, Any, Sequence[str]]] = nothing_to_reload
+    reload: Callable[[], Coroutine[Any, Any, Sequence[str]]] | None = None
     """Reads again what may change while it runs; returns what could not be taken over."""
     tenants: Tenants = field(default_factory=Tenants)
     access_log: AccessLog | None = None
@@ -262,22 +259,17 @@ def error_response(error: ApiError, path: str = "") -> web.Response:
     return json_response(error_body(path, error), status=error.status, headers=headers)
 
 
-def answering(
-    front: Front, path: str, handle: Handler, *, admin: bool, open_: bool, limited: bool
-) -> Answering:
-    """Return a handler that checks the key, counts, and answers errors in their envelope.
-
-    `open_`: whether nobody needs a key; `limited`: whether it counts against a tenant's limit.
-    """
+def answering(front: Front, path: str, handle: Handler, access: Access) -> Answering:
+    """Return a handler that checks the key, counts, and answers errors in their envelope."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         metrics, status = front.metrics, 499  # as proxies count clients that went
         metrics.open += 1
         began_s = time.monotonic()
         try:
-            if not open_:
-                request[TENANT] = front.check_caller(request, admin=admin)
-                if limited:
+            if access != "open":
+                request[TENANT] = front.check_caller(request, admin=access == "admin")
+                if access == "limited":
                     front.tenants.count(request[TENANT], began_s)
             if metrics.open > front.settings.max_open:
                 raise ApiError(
@@ -286,7 +278,7 @@ def answering(
                     kind="rate_limit_error",
                     retry_after_s=1,
                 )
-            other = None if admin else await front.other_server(request)
+            other = None if access == "admin" else await front.other_server(request)
             if other is None:
                 response = await handle(front, request)
             else:
@@ -310,7 +302,7 @@ def answering(
             failed = ApiError(500, "the gateway failed", kind="server_error")
             return error_response(failed, path)
         finally:
-            if front.access_log is not None and not open_:
+            if front.access_log is not None and access != "open":
                 front.access_log.write(request, path, status, began_s)
             metrics.open -= 1
             metrics.answered(path, status)

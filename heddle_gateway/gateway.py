@@ -21,6 +21,7 @@ from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, no_engine, past_deadline, too_long, unavailable
 from heddle_gateway.identity import Identity
+from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, RolloutError
@@ -73,6 +74,7 @@ class Gateway:
         predictions: Predictions | None = None,
         solver: Solver | None = None,
         sessions: SessionLimits | None = None,
+        saved: SavedState | None = None,
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
         engine_wait_s: float = 300.0,
         on_note: Callable[[str], None] = lambda note: None,
@@ -106,6 +108,9 @@ class Gateway:
         self.engines_given_up = 0
         self.on_engine_left: Callable[[EngineId], None] = lambda engine: None
         """Called when an engine has stopped, or has failed and is not started again."""
+        self.url_of: Callable[[str], str] = lambda engine: ""
+        self.engine_at: Callable[[str], EngineId | None] = lambda url: None
+        """The ready engine of a URL; both know engines by URL only."""
         self.on_decision: Callable[[float], None] = lambda seconds: None
         """Called with the seconds that each decision of the core took."""
         self._on_note = on_note
@@ -120,6 +125,9 @@ class Gateway:
             begin_tool=lambda trajectory, tool: self.driver.begin_tool(trajectory, tool),
             abort_dispatch=lambda trajectory: self.driver.abort_step(trajectory),
             make_agent=make_agent,
+            saved=saved,
+            url_of=lambda engine: self.url_of(engine),
+            engine_at=lambda url: self.engine_at(url),
         )
         self.driver = Driver(
             _Observed(core, self._observe, lambda s: self.on_decision(s)),

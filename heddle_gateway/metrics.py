@@ -52,7 +52,6 @@ class Metrics:
         self.decisions = _Histogram("decision_seconds", _DECISIONS)
         self._prefix: dict[str, list[int]] = {}
         """Prompt tokens and those from the prefix cache, by engine."""
-        self._queued_s = 0.0
         self._prompt_tokens = 0
         self._output_tokens = 0
 
@@ -61,10 +60,9 @@ class Metrics:
         self._requests[path, status] = self._requests.get((path, status), 0) + 1
 
     def step(self, step: ClientStep, began_s: float, now_s: float) -> None:
-        """Count a step that was answered; times are of the event loop's clock."""
+        """Count a step that was answered; times are of `time.monotonic`."""
         self._steps.take(now_s - began_s)
         if step.dispatched_s is not None:
-            self._queued_s += step.dispatched_s - step.submitted_s
             self._queue.take(step.dispatched_s - step.submitted_s, step.engine)
         if step.first_s is not None and step.first_s > began_s:
             self._first.take(step.first_s - began_s, step.engine)
@@ -90,7 +88,6 @@ class Metrics:
             *_counter("requests", _labelled(self._requests)),
             *_counter("prompt_tokens", [("", self._prompt_tokens)]),
             *_counter("output_tokens", [("", self._output_tokens)]),
-            *_counter("queued_seconds", [("", self._queued_s)]),
             *_counter("dispatches", [("", gateway.dispatches)]),
             *_counter("preemptions", [("", gateway.preemptions)]),
             *_counter("engine_deaths", [("", gateway.engine_deaths)]),
@@ -100,7 +97,6 @@ class Metrics:
             *_gauge("trajectories", [("", gateway.sessions.trajectories)]),
             *_gauge("trajectories_in_tool", [("", gateway.sessions.idle)]),
             *_gauge("steps", [("", len(steps))]),
-            *_gauge("steps_at_engine", [(_engine(e), n) for e, n in running.items()]),
             *_gauge("num_requests_running", [(_engine(e), n) for e, n in running.items()]),
             *_gauge("num_requests_waiting", [("", sum(s.dispatches == 0 for s in steps))]),
             *_counter("prefix_cache_queries", self._of_prefix(0)),

@@ -20,8 +20,6 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 MOST_CHOICES: Final = 1_024
 """Answers of one request: each is a step."""
-MOST_CHOICES_OF_VLLM: Final = 16_384
-"""Its `VLLM_MAX_N_SEQUENCES`; of more it says itself that they are too many."""
 _NOT_SUPPORTED: Final = ("use_beam_search", "prompt_embeds")
 _BY_ENGINES_ONLY: Final = ("logits_processors", "echo", "suffix", "content_parts", "features")
 """What only an engine that answers the request itself can do."""
@@ -100,7 +98,8 @@ def one_prompt_each(endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]
 
 def _too_many(field: str, choices: int) -> ApiError:
     text = f"{field} asks for {choices:,} answers: give {MOST_CHOICES:,} at most"
-    return ApiError(400, text, param=field, ours=choices <= MOST_CHOICES_OF_VLLM)
+    # Of more than its VLLM_MAX_N_SEQUENCES vLLM says so itself.
+    return ApiError(400, text, param=field, ours=choices <= 16_384)
 
 
 def tokens_can_be_counted(endpoint: str, body: Mapping[str, Any]) -> bool:
@@ -170,16 +169,11 @@ def new_step(
     *,
     context_tokens: int,
     relayed: bool = False,
-    deadline_s: float | None = None,
-    sample: int = 0,
-    adapter: str = "",
-    tenant: str = "",
-    name: str = "",
+    **about: Any,
 ) -> ClientStep:
     """Return the step of a request; its output is limited by what the context has space for.
 
-    `relayed`: whether engines answer the request themselves. `sample` is its number among those of
-    one prompt; `adapter` the LoRA adapter that it is for.
+    `relayed`: whether engines answer the request themselves. `ClientStep` gets the rest.
 
     Raises:
         ApiError: the prompt fills the context.
@@ -202,11 +196,7 @@ def new_step(
         streams=bool(body.get("stream")),
         body=body if relayed else None,
         counts_tokens=not relayed or tokens_can_be_counted(endpoint, body),
-        sample=sample,
-        adapter=adapter,
-        tenant=tenant,
-        name=name,
-        deadline_s=deadline_s,
+        **about,
     )
 
 

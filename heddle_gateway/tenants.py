@@ -79,18 +79,10 @@ class Tenants:
     """None: nobody has a key of their own."""
     by_name: Mapping[str, Tenant] = field(default_factory=dict)
     _names: Mapping[str, str] = field(default_factory=dict)
-    _uses: dict[str, _Use] = field(default_factory=dict)
+    uses: dict[str, _Use] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, path: Path) -> "Tenants":
-        """Read a file of keys.
-
-        Raises:
-            TenantsError: it cannot be used.
-        """
-        made = cls(path)
-        made.reload()
-        return made
+    def __post_init__(self) -> None:
+        self.reload()
 
     def reload(self) -> None:
         """Read the file again; what tenants use goes on.
@@ -112,10 +104,6 @@ class Tenants:
         tenant = self.by_name.get(name)
         return tenant.priority if tenant is not None else 0
 
-    def steps_of(self, name: str) -> int:
-        """Return how many steps a tenant has under way."""
-        return self._uses[name].steps if name in self._uses else 0
-
     def count(self, name: str, now_s: float) -> None:
         """Count a request.
 
@@ -125,7 +113,7 @@ class Tenants:
         tenant = self.by_name.get(name)
         if tenant is None or tenant.requests_per_minute == math.inf:
             return
-        use, rate = self._uses.setdefault(name, _Use(at_s=now_s)), tenant.requests_per_minute / 60
+        use, rate = self.uses.setdefault(name, _Use(at_s=now_s)), tenant.requests_per_minute / 60
         use.spent = max(0.0, use.spent - rate * (now_s - use.at_s))
         use.at_s = now_s
         over = use.spent + 1.0 - max(1.0, BURST_S * rate)
@@ -141,7 +129,7 @@ class Tenants:
         Raises:
             ApiError: they are too many.
         """
-        tenant, use = self.by_name.get(name), self._uses.setdefault(name, _Use())
+        tenant, use = self.by_name.get(name), self.uses.setdefault(name, _Use())
         if tenant is not None and use.steps + steps > tenant.concurrent:
             raise _too_many(f"{name} may have {tenant.concurrent} steps at once", retry_after_s=1)
         use.steps += steps

@@ -531,7 +531,7 @@ class Driver:
                 group=agent.group,
                 task=agent.task,
                 prompt_tokens=agent.prompt_tokens,
-                tier=getattr(agent, "tier", 0),
+                hints=getattr(agent, "hints", None),
             )
         )
         if tracked.cancelled:

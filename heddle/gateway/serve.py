@@ -40,6 +40,7 @@ from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.rendering import RenderingEngines
+from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import SessionLimits
 from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
@@ -266,6 +267,7 @@ class _Served:
                 predictions=CoreEstimates(stack.clock, setup.config.cluster.prediction_s),
                 solver=stack.solver,
                 sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
+                saved=self._saved(rest),
                 engine_wait_s=serve.engine_wait_s,
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
@@ -278,7 +280,7 @@ class _Served:
             )
             front = Front(gateway=gateway, model=self._model, settings=config.front)
             if serve.keys:
-                front.tenants = Tenants.of(Path(serve.keys))
+                front.tenants = Tenants(Path(serve.keys))
             if serve.access_log:
                 front.access_log = AccessLog(Path(serve.access_log))
                 rest.callback(front.access_log.close)
@@ -288,7 +290,7 @@ class _Served:
 
             def end(count: int) -> None:
                 if count == 1:
-                    drain_s = serve.drain_s if signals.first == signal.SIGTERM else 0.0
+                    drain_s = serve.drain_s if signals.came[0] == signal.SIGTERM else 0.0
                     closing.append(loop.create_task(_drained(gateway, drain_s)))
                 else:
                     for task in (serving, *closing):
@@ -297,7 +299,7 @@ class _Served:
             front.end = lambda: closing.append(loop.create_task(_drained(gateway, serve.drain_s)))
             front.reload = partial(self._reload, front)
             signals.on_hangup = lambda: loop.call_soon_threadsafe(
-                lambda: reloads.append(loop.create_task(front.reload()))
+                lambda: reloads.append(loop.create_task(self._reload(front)))
             )
 
             try:
@@ -318,6 +320,15 @@ class _Served:
                 raise KeyboardInterrupt
             serving.result()
             return stack.clock.lateness
+
+    def _saved(self, rest: AsyncExitStack) -> SavedState | None:
+        """Open the file of state, if one is named."""
+        serve = self._setup.config.serve
+        if not serve.state:
+            return None
+        saved = SavedState(Path(serve.state), serve.idle_s, serve.keep_answer_s)
+        rest.callback(saved.close)
+        return saved
 
     async def _connect(self, front: Front, stack: EngineStack, rest: AsyncExitStack) -> None:
         """Give the front its renderer, and register the engines that are known.

@@ -38,7 +38,7 @@ def keys(folder: Path, **limits: str) -> Path:
 @asynccontextmanager
 async def tenants(folder: Path, **limits: str) -> AsyncIterator[Client]:
     async with client(settings={"api_key": "master"}, mean_tokens=10**9) as http:
-        http.bench.front.tenants = Tenants.of(keys(folder, **limits))
+        http.bench.front.tenants = Tenants(keys(folder, **limits))
         yield http
 
 
@@ -109,7 +109,7 @@ def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_othe
             assert (await ask(http, "bob"))[0] == 200
             http.bench.gateway.pause()
             held = [asyncio.create_task(ask(http, "bob")) for _ in range(2)]
-            while http.bench.front.tenants.steps_of("bob") < 2:
+            while http.bench.front.tenants.uses["bob"].steps < 2:
                 await asyncio.sleep(0.01)
             status, error = await ask(http, "bob")
             assert (status, error["error"]["code"]) == (429, "rate_limit")
@@ -147,11 +147,12 @@ def test_steps_of_a_higher_priority_run_first(tmp_path: Path):
                 asyncio.create_task(ask(http, key, sampling_params=sampling))
                 for key in (*["low"] * (2 * slots), *["high"] * slots)
             ]
-            while front.tenants.steps_of("high") < slots:
+            while "high" not in front.tenants.uses or front.tenants.uses["high"].steps < slots:
                 await asyncio.sleep(0.01)
             front.gateway.resume()
             await asyncio.gather(*sent)
-            tier = {e.trajectory: e.tier for e in http.bench.events(TrajectoryArrived)}
+            arrived = http.bench.events(TrajectoryArrived)
+            tier = {e.trajectory: e.hints.tier if e.hints else 0 for e in arrived}
             ended = [tier[e.trajectory] for e in http.bench.events(StepFinished)]
             # As many of the low ones as there are slots had them before any high one came.
             assert ended[-slots:] == [0] * slots
@@ -178,7 +179,7 @@ def test_each_request_has_a_line_of_json(tmp_path: Path):
 
 def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
     path = keys(tmp_path, ann="")
-    made = Tenants.of(path)
+    made = Tenants(path)
     keys(tmp_path, bob="")
     made.reload()
     assert (made.name_of("ann"), made.name_of("bob")) == (None, "bob")
