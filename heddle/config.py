@@ -137,6 +137,18 @@ class ServeConfig:
     """Options of vLLM's renderer, as ``--tool-call-parser=hermes``; with engine = vllm."""
     names: tuple[str, ...] = ()
     """Names that requests may give for the model. Empty: the engines' own."""
+    keys: str = ""
+    """TOML file of clients' keys, with limits and priorities."""
+    workers: tuple[str, ...] = ()
+    """URLs of engines beside those of ``--worker``; read again at SIGHUP or POST /reload."""
+    drain_s: Annotated[float, Bounds(0, 1e9)] = 30.0
+    """At SIGTERM or POST /drain, longest time for steps under way."""
+    state: str = ""
+    """SQLite file of sessions and kept answers, for a gateway that is started again."""
+    access_log: str = ""
+    """File that gets a line of JSON for each request."""
+    models: tuple[str, ...] = ()
+    """Further models, as ``NAME=URL``: requests for them go to that server as they are."""
     epoch_file: str = ""
     """File that gets the output tokens of each trajectory by prompt, for samplers."""
     open_to_all: bool = False

@@ -176,10 +176,12 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._came: list[int] = []
+        self.came: list[int] = []
         self._handled = False
         """A callback had the first."""
         self._callback: Callable[[int], object] | None = None
+        self.on_hangup: Callable[[], object] | None = None
+        """Called for SIGHUP, which then ends nothing."""
         self._before: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
@@ -202,7 +204,7 @@ class StopSignals:
         """Raise a signal that arrives inside at the end of the block, unless the block raises."""
         with self.on_signal(lambda count: None):
             yield
-        if self._came:
+        if self.came:
             self._raise()
 
     @contextmanager
@@ -213,26 +215,29 @@ class StopSignals:
         """
         before, self._callback = self._callback, callback
         try:
-            if self._came:
+            if self.came:
                 self._handled = True
-                callback(len(self._came))
+                callback(len(self.came))
             yield
         finally:
             self._callback = before
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        if _comes_again() and self._came:
+        if self.on_hangup is not None and number == signal.SIGHUP:
+            self.on_hangup()
+            return
+        if _comes_again() and self.came:
             if not self._handled:
                 self._raise()
             return
-        self._came.append(number)
+        self.came.append(number)
         if self._callback is not None:
-            self._callback(len(self._came))
-        elif len(self._came) == 1:
+            self._callback(len(self.came))
+        elif len(self.came) == 1:
             self._raise()
 
     def _raise(self) -> NoReturn:
-        number = self._came[0]
+        number = self.came[0]
         raise KeyboardInterrupt if number == signal.SIGINT else Terminated(number)
 
 

@@ -147,11 +147,14 @@ class Controller:
             task=e.task,
             weights_version=rollout.weights_version,
             prompt_tokens=e.prompt_tokens,
+            tier=e.hints.tier if e.hints is not None else 0,
             arrived_s=e.time_s,
             context_tokens=e.prompt_tokens,
             runnable_s=e.time_s,
         )
         self.ledger.add_trajectory(t)
+        if e.hints is not None and e.hints.home:
+            self._homes.plan(t, e.hints.home)
         self._review_later()
         rollout.arrived += 1
         self.ledger.estimate(t, self.policy.predictor.remaining_tokens(t))

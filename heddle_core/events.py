@@ -46,7 +46,16 @@ class RolloutClosed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     trajectories: int
 
 
-class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ArrivalHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What clients' owners want of a trajectory."""
+
+    tier: int = 0
+    """Steps of a higher one go before all of a lower one."""
+    home: EngineId = EngineId("")
+    """Where its KV may be, of an earlier run; "" where none is known."""
+
+
+class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """A sample of a prompt is ready to run."""
 
     time_s: float
@@ -55,6 +64,8 @@ class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     group: GroupId
     task: str
     prompt_tokens: int
+    hints: ArrivalHints | None = None
+    """None: it is as any other."""
 
 
 class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):

@@ -34,6 +34,10 @@ class PlannedHomes:
         for t in members:
             self._homes[t] = engine
 
+    def plan(self, t: Trajectory, engine: EngineId) -> None:
+        """Plan the home of one."""
+        self._homes[t.id] = engine
+
     def forget(self, t: Trajectory) -> None:
         """`t` has ended."""
         self._homes.pop(t.id, None)

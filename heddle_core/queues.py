@@ -12,6 +12,9 @@ from heddle_core.policy import Policy
 from heddle_core.prefill import PrefillChoice
 from heddle_core.trajectory import Trajectory
 
+TIER = 1e10
+"""More than any two keys of a scheduler differ by: tokens, or seconds."""
+
 
 class Queues:
     """Assigns steps to slots, with the policy's parts."""
@@ -73,7 +76,8 @@ class Queues:
         t.reserved_tokens = 1
         if not engine.shape.prefills_only:
             t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
-        self._ledger.enqueue(t, engine, policy.scheduler.priority(t, t.remaining_tokens))
+        priority = policy.scheduler.priority(t, t.remaining_tokens)
+        self._ledger.enqueue(t, engine, priority + TIER * t.tier if t.tier else priority)
 
     def fill(self, engine: Engine, out: CommandList, *, may_preempt: bool = False) -> None:
         """Dispatch all that may run now; then, on a return, at most one eviction (Algorithm 1)."""

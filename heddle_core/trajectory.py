@@ -120,6 +120,8 @@ class Trajectory:
     """When its KV is no longer kept at home while its tool runs."""
     kv_kept: bool = False
     """Whether its KV was kept at home until its latest tool returned."""
+    tier: int = 0
+    """Above its place in any order: steps of a higher one go first."""
     arrival: int = 0
     """Arrivals before its own, over all rollouts."""
     home_kv_tokens: int = 0

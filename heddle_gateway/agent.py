@@ -15,6 +15,9 @@ from heddle_runtime.generation import Generation, GenerationEnd, Refusal
 class StepListener(Protocol):
     """Learns that a trajectory waits for its client."""
 
+    def step_done(self, agent: "GatewayAgent") -> None:
+        """The step has its whole answer, which no client has yet."""
+
     def step_over(self, agent: "GatewayAgent") -> None:
         """The step has ended, and the tool call has begun."""
 
@@ -144,6 +147,8 @@ class GatewayAgent(ClientAgent):
                 streams=step.streams,
                 relay=None if self._kept else step.relay,
                 attempts=step.attempts,
+                adapter=step.adapter,
+                name=step.name,
             ),
         )
 
@@ -162,6 +167,7 @@ class GatewayAgent(ClientAgent):
             step.logprobs.extend(extras.logprobs)
             step.weight_versions.extend(extras.weight_versions)
         step.take(ids[reported:])
+        step.uncounted = 0 if ids else result.tokens
         if isinstance(extras, Refusal):
             step.fail(of_engine(extras))
         elif result.error:
@@ -179,6 +185,7 @@ class GatewayAgent(ClientAgent):
         """Hand the tokens to the client, whose next request ends the tool call."""
         end = self._end or self._plain_end()
         self.step.finish(end)
+        self._on_step.step_done(self)
         cut = end.finish_reason == "length"
         return NextAction(
             reason="length_limit" if cut else "tool_call",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from heddle_gateway.identity import readable
-from heddle_gateway.openai_api import CHAT
+from heddle_runtime.vllm_http.probe import CHAT
 
 LONGEST_NAME: Final = 128
 """Characters of a name, those of parallel calls together."""
@@ -313,6 +313,19 @@ def tool_of(response: Mapping[str, Any]) -> str:
         return readable(called[:LONGEST_NAME])
     text = message.get("content") or choice.get("text")
     return SHELL if isinstance(text, str) and _SHELL_BLOCK.search(text) else ""
+
+
+def called_tools(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the tools that a forwarded answer calls, as `tool_of` does."""
+    names: dict[str, None] = {}
+    for found in events:
+        inner = found.get("response")
+        source = inner if isinstance(inner, Mapping) else found
+        items = [*(source.get("content") or ()), *(source.get("output") or ())]
+        for item in (*items, found.get("content_block")):
+            if isinstance(item, Mapping) and item.get("type") in ("tool_use", "function_call"):
+                names[str(item.get("name") or "")] = None
+    return readable("+".join(name for name in names if name)[:LONGEST_NAME])
 
 
 def _name(call: Any) -> str:

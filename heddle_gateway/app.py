@@ -14,7 +14,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
 from heddle_gateway.errors import not_there
-from heddle_gateway.front import MOST_OPEN, Answering, Front, Handler, answering, error_response
+from heddle_gateway.front import (
+    MOST_OPEN,
+    Access,
+    Answering,
+    Front,
+    Handler,
+    answering,
+    error_response,
+)
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 BACKLOG: Final = 65_535
@@ -48,6 +56,8 @@ _ADMINS: Final = (
     ("POST", "/init_weight_transfer_engine", engine_control.init_weight_transfer),
     ("POST", "/weight_sync/begin", control.begin_weight_sync),
     ("POST", "/weight_sync/end", control.end_weight_sync),
+    ("POST", "/drain", control.drain),
+    ("POST", "/reload", control.reload),
     ("GET", "/metrics", control.metrics),
     ("GET", "/heddle/state", control.state),
 )
@@ -102,22 +112,23 @@ def application(front: Front) -> web.Application:
     app[_REQUESTED] = set()
     app.on_response_prepare.append(_sign)
 
-    def add(method: str, path: str, handle: Handler, *, admin: bool, open_: bool = False) -> None:
-        handler = answering(front, path, handle, admin=admin, open_=open_)
-        app.router.add_route(method, path, handler)
+    def add(method: str, path: str, handle: Handler, access: Access = "client") -> None:
+        app.router.add_route(method, path, answering(front, path, handle, access))
 
-    add("GET", "/health", control.health, admin=False, open_=True)
+    add("GET", "/health", control.health, "open")
+    add("GET", "/readyz", control.health, "open")
+    add("GET", "/livez", control.livez, "open")
     for method, path, handle in MODEL_ENDPOINTS:
-        add(method, path, handle, admin=False)
-        add(method, _SESSION + path, handle, admin=False)
+        for each in (path, _SESSION + path):
+            add(method, each, handle, "limited" if method == "POST" else "client")
     for path in PASSED_ON:
-        add("POST", path, passed_on(path), admin=False)
+        add("POST", path, passed_on(path), "limited")
     for method, path, handle in _CLIENTS:
-        add(method, path, handle, admin=False)
+        add(method, path, handle)
     for method, path, handle in _ADMINS:
-        add(method, path, handle, admin=True)
+        add(method, path, handle, "admin")
     for path in engine_control.PASSED_TO_ALL:
-        add("POST", path, engine_control.passed_to_all(path), admin=True)
+        add("POST", path, engine_control.passed_to_all(path), "admin")
     return app
 
 

@@ -1,6 +1,7 @@
 """One step that clients wait for: what to generate, the tokens so far, and how it ended."""
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
@@ -59,7 +60,7 @@ class EngineEvents:
 
     def take(self, found: dict[str, Any]) -> None:
         """Append an event, or a whole answer."""
-        brought = sum(len(choice.get("token_ids") or ()) for choice in found["choices"])
+        brought = sum(len(choice.get("token_ids") or ()) for choice in found.get("choices", ()))
         self._tokens.append(self.tokens + brought)
         self.events.append(found)
         self._notify()
@@ -73,6 +74,18 @@ class EngineEvents:
 class ClientStep:
     """A generation and its clients: the one that sent it first, and those that sent it again."""
 
+    uncounted = 0
+    """Output tokens whose ids only the client has, at the end."""
+    first_s: float | None = None
+    """When its first token came, of `time.monotonic`."""
+    trajectory = ""
+    """That it is a step of, once it is submitted."""
+    clients = 0
+    delivered = False
+    """Whether a client has the whole answer."""
+    engine = ""
+    """Of its last dispatch."""
+
     def __init__(
         self,
         endpoint: str,
@@ -85,11 +98,17 @@ class ClientStep:
         body: dict[str, Any] | None = None,
         counts_tokens: bool = True,
         deadline_s: float | None = None,
+        sample: int = 0,
+        adapter: str = "",
+        tenant: str = "",
+        name: str = "",
     ) -> None:
         """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
         may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
-        with an error, by the event loop's clock.
+        with an error, by the event loop's clock. `sample` tells equal steps of one request apart;
+        `name` is the client's id of its request.
         """
+        self.adapter, self.tenant, self.name = adapter, tenant, name
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)
@@ -104,7 +123,8 @@ class ClientStep:
         self.resumable = counts_tokens and exactly_resumable(rendered.sampling)
         wanted = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
         kind = (counts_tokens, counts_tokens or streams)
-        given = (endpoint, rendered.sampling, self.features, max_tokens, cache_salt, kind, wanted)
+        asked = (endpoint, tenant, sample, adapter, kind, wanted)
+        given = (*asked, rendered.sampling, self.features, max_tokens, cache_salt)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
@@ -121,13 +141,6 @@ class ClientStep:
         """Whether it was ended before its end because no client waited for it."""
         self.abort_reason = ""
         """Why it ends as soon as its engine hands over its tokens; empty: it does not."""
-        self.trajectory = ""
-        """That it is a step of, once it is submitted."""
-        self.clients = 0
-        self.delivered = False
-        """Whether a client has the whole answer."""
-        self.engine = ""
-        """Of its last dispatch."""
         self.submitted_s = 0.0
         self.dispatched_s: float | None = None
         """First dispatch; seconds of the event loop's clock, as `submitted_s`."""
@@ -151,6 +164,11 @@ class ClientStep:
             on_begin=self.relayed.begin,
             on_event=self.relayed.take,
         )
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens so far, those of which only the client has the ids among them."""
+        return len(self.output_ids) or self.uncounted
 
     def logprobs_of(self, start: int, count: int) -> Sequence[Any]:
         """Log-probs of tokens that no event has; fewer where they have not come."""
@@ -264,6 +282,8 @@ class ClientStep:
 
     def _notify(self) -> None:
         self.news += 1
+        if self.first_s is None:
+            self.first_s = time.monotonic()
         ended = self._for_end if self.over else []
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():

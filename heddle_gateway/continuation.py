@@ -16,10 +16,10 @@ MOST_CANDIDATES = 64
 """Contexts that are compared with a prompt: the newest of those under one hash."""
 
 
-def _chain(ids: "array[int]") -> Iterator[int]:
-    """Hashes of the first 0, 1, 2 ... whole blocks."""
+def _chain(ids: "array[int]", tenant: str) -> Iterator[int]:
+    """Hashes of the first 0, 1, 2 ... whole blocks; those of different tenants differ."""
     raw, size = ids.tobytes(), BLOCK_TOKENS * ids.itemsize
-    found = 0
+    found = hash(tenant)
     yield found
     for start in range(0, len(raw) - size + 1, size):
         found = hash((found, raw[start : start + size]))
@@ -47,7 +47,7 @@ class Continuations:
 
     def add(self, agent: GatewayAgent) -> None:
         """File a trajectory that waits."""
-        hashes = list(_chain(agent.context_ids))
+        hashes = list(_chain(agent.context_ids, agent.step.tenant))
         marks = [h for blocks, h in enumerate(hashes) if _is_mark(blocks)]
         self._filed[agent.id] = hashes[-1], marks
         self._ends.setdefault(hashes[-1], {})[agent.id] = agent
@@ -62,8 +62,10 @@ class Continuations:
         for mark in marks:
             _take_out(self._marks, mark, agent)
 
-    def find(self, prompt: "array[int]", *, has_reply: bool | None = None) -> GatewayAgent | None:
-        """Return the trajectory that goes on with a prompt, if any.
+    def find(
+        self, prompt: "array[int]", *, has_reply: bool | None = None, tenant: str = ""
+    ) -> GatewayAgent | None:
+        """Return the tenant's trajectory that goes on with a prompt, if any.
 
         It is the longest one whose whole context the prompt begins with, our own reply included.
         Otherwise it may be the one that shares the longest beginning with the prompt: replies come
@@ -72,7 +74,7 @@ class Continuations:
         """
         if not self._filed:
             return None
-        hashes = list(_chain(prompt))
+        hashes = list(_chain(prompt, tenant))
         for found in reversed(hashes):
             for agent in _newest(self._ends.get(found)):
                 context = agent.context_ids

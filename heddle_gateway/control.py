@@ -2,24 +2,29 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from aiohttp import web
 
 from heddle_core.ids import RolloutId
+from heddle_gateway.access import TENANT
 from heddle_gateway.endpoints import path_session
 from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import Front, json_response
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.identity import readable
+from heddle_gateway.identity import owned, readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
+from heddle_runtime.vllm_http.endpoint import UnreachableError
 
 WEIGHT_SYNC_S: Final = 300.0
 """A weight sync that does not end for so long is given up: dispatches go on."""
 DRAIN_LIMIT_S: Final = 600.0
+FINISH_S: Final = 5.0
+"""Of the end of a session at the server of another model."""
 
 # -- sessions ------------------------------------------------------------------------------------
 
@@ -29,12 +34,12 @@ async def finish_session(front: Front, request: web.Request) -> web.StreamRespon
     session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
     if not session:
         raise ApiError(400, "give session_id", param="session_id")
-    return _finish(front, session)
+    return await _finish(front, request, session)
 
 
 async def finish_path_session(front: Front, request: web.Request) -> web.StreamResponse:
     """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
-    return _finish(front, path_session(request))
+    return await _finish(front, request, path_session(request))
 
 
 async def release_program(front: Front, request: web.Request) -> web.StreamResponse:
@@ -42,11 +47,16 @@ async def release_program(front: Front, request: web.Request) -> web.StreamRespo
     program = text_field(await front.body(request), "program_id")
     if not program:
         raise ApiError(400, "give program_id", param="program_id")
-    return _finish(front, program)
+    return await _finish(front, request, program)
 
 
-def _finish(front: Front, session: str) -> web.Response:
-    finished = front.gateway.sessions.finish(session)
+async def _finish(front: Front, request: web.Request, session: str) -> web.Response:
+    finished = front.gateway.sessions.finish(owned(str(request.get(TENANT, "")), session))
+    path = f"/finish_session?{urlencode({'session_id': session})}"
+    for other in front.others.values():
+        with suppress(UnreachableError):
+            answer = (await other.call(path, {}, limit_s=FINISH_S)).json()
+            finished |= isinstance(answer, dict) and answer.get("finished") is True
     return json_response({"status": "ok", "finished": finished})
 
 
@@ -148,7 +158,8 @@ async def abort_requests(front: Front, request: web.Request) -> web.StreamRespon
         return json_response({"status": "ok", "aborted": front.gateway.abort_all(reason)})
     if not isinstance(ids, list):
         raise ApiError(400, "request_ids must be a list", param="request_ids")
-    found = [front.requests[i] for i in ids if isinstance(i, str) and i in front.requests]
+    named = (front.requests.get(i, ()) for i in ids if isinstance(i, str))
+    found = [step for steps in named for step in steps]
     for step in found:
         front.gateway.sessions.abort(step, reason)
     return json_response({"status": "ok", "aborted": len(found)})
@@ -213,6 +224,24 @@ async def health(front: Front, request: web.Request) -> web.StreamResponse:
         {"status": "ok" if ready else "no engine is ready"},
         status=200 if ready else 503,
     )
+
+
+async def livez(front: Front, request: web.Request) -> web.StreamResponse:
+    """``GET /livez``: 200 until an error has ended the run."""
+    failed = front.gateway.failed
+    return json_response({"status": "failed" if failed else "ok"}, status=500 if failed else 200)
+
+
+async def drain(front: Front, request: web.Request) -> web.StreamResponse:
+    """``POST /drain``: no more sessions, and the end once no step is under way."""
+    steps = len(list(front.gateway.sessions.under_way))
+    front.end()
+    return json_response({"status": "draining", "steps": steps})
+
+
+async def reload(front: Front, request: web.Request) -> web.StreamResponse:
+    """``POST /reload``: keys and engines are read again."""
+    return json_response({"status": "ok", "notes": await front.reload() if front.reload else ()})
 
 
 async def metrics(front: Front, request: web.Request) -> web.StreamResponse:

@@ -60,15 +60,20 @@ class RegisteredEngines:
         """Attempts to register URLs that did not answer."""
         self._names = count()
         gateway.on_engine_left = self._left
+        gateway.url_of, gateway.engine_at = self._url_of, self._engine_at
+        model.adapters = self._adapters
 
     async def expect(
         self, url: str, options: Mapping[str, Any], on_note: Callable[[str], None]
     ) -> None:
-        """Register an engine now, or as soon as it can be used; what keeps it out is a note.
+        """Register an engine that the gateway's owner names, with the key that engines get, now or
+        as soon as it can be used; what keeps it out is a note.
 
         Raises:
             ApiError: the URL is none, or an option is wrong.
         """
+        with suppress(UrlError):
+            self._keyed |= {base_of(url)}
         try:
             for lack in (await self.add(url, options))["lacks"]:
                 on_note(f"{url}: {lack}")
@@ -172,6 +177,17 @@ class RegisteredEngines:
         self._gateway.driver.join(spec)
         return engine
 
+    def _url_of(self, engine: str) -> str:
+        name = EngineId(engine).name
+        return next((url for url, e in self._engines.items() if e.spec.engine.name == name), "")
+
+    def _engine_at(self, url: str) -> EngineId | None:
+        engine = self._engines.get(url)
+        return self._gateway.life_of(engine.spec.engine) if engine is not None else None
+
+    def _adapters(self) -> frozenset[str]:
+        return frozenset(name for e in self._launcher.registered for name in e.facts.adapters)
+
     def learn(self, facts: EndpointFacts) -> None:
         """Serve the model of an engine."""
         model = self._model
@@ -231,6 +247,7 @@ class RegisteredEngines:
             "url": facts.url,
             "state": "leaving" if engine.recalled else "ready" if ready else "starting",
             "model": facts.model,
+            "adapters": list(facts.adapters),
             "tp": engine.spec.shape.tp,
             "max_running": engine.spec.max_running,
             "kv_capacity_tokens": facts.kv_capacity_tokens,

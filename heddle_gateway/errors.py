@@ -1,8 +1,10 @@
 """Errors for clients, in OpenAI's envelope."""
 
-from typing import Any
+from typing import Any, Final
 
 from heddle_runtime.generation import Refusal, RenderError
+
+NOT_FOUND: Final = "Not Found"
 
 
 class ApiError(Exception):

@@ -15,9 +15,11 @@ import msgspec
 
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import NOT_FOUND
 from heddle_gateway.openai_api import counted_usage
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 
 END: Final = 0
 """Token that ends a message."""
@@ -286,6 +288,8 @@ class WordRenderer:
         if path == "/tokenize":
             ids = _chat(body) if "messages" in body else _prompt(body)
             return {"count": len(ids), "max_model_len": self._context_tokens, "tokens": ids}
+        if path not in (f"{CHAT}/render", f"{COMPLETIONS}/render"):
+            raise RenderError(404, {"message": NOT_FOUND})
         rendered = await self.render(path.removesuffix("/render"), body)
         limits = {} if rendered.max_tokens is None else {"max_tokens": rendered.max_tokens}
         return {

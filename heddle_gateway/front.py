@@ -3,27 +3,34 @@
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 from aiohttp import web
 
+from heddle_gateway.access import TENANT, AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
+from heddle_gateway.passing import passed
 from heddle_gateway.rendering import Renderer
+from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
-from heddle_runtime.vllm_http.probe import EndpointFacts
+from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
 
 Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamResponse]]
 """Answers a request to a path."""
 Answering: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Access: TypeAlias = Literal["open", "client", "limited", "admin"]
+"""Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
 _LOG: Final = logging.getLogger(__name__)
 
@@ -94,12 +101,23 @@ class Front:
     engine_urls: RegisteredEngines | None = None
     control: EngineControl | None = None
     """None: engines take no control calls."""
+    end: Callable[[], None] = lambda: None
+    """Drains the gateway, and ends it."""
+    reload: Callable[[], Coroutine[Any, Any, Sequence[str]]] | None = None
+    """Reads again what may change while it runs; returns what could not be taken over."""
+    tenants: Tenants = field(default_factory=Tenants)
+    access_log: AccessLog | None = None
+    others: Mapping[str, Endpoint] = field(default_factory=dict)
+    """Servers of further models, by the names that requests give."""
     metrics: Metrics = field(default_factory=Metrics)
-    requests: dict[str, ClientStep] = field(default_factory=dict)
+    requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
 
-    def check_caller(self, request: web.Request, *, admin: bool) -> None:
-        """Check the caller's key, and that it is no page of another site.
+    def __post_init__(self) -> None:
+        self.gateway.on_decision = self.metrics.decisions.take
+
+    def check_caller(self, request: web.Request, *, admin: bool) -> str:
+        """Check the caller's key, and that it is no page of another site; return the tenant.
 
         Raises:
             ApiError: the key is missing or wrong, or a browser sent this for another site.
@@ -119,11 +137,15 @@ class Front:
                 kind="permission_error",
             )
         key = (settings.admin_key if admin else "") or settings.api_key
-        if not key:
-            return
+        if not key and (admin or not self.tenants.by_name):
+            return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
+        if not kind:  # as Anthropic's clients send it
+            kind, given = "bearer", request.headers.get("X-Api-Key", "")
+        if not admin and kind.lower() == "bearer" and (name := self.tenants.name_of(given.strip())):
+            return name
         right = hmac.compare_digest(given.strip().encode(errors="replace"), key.encode())
-        if kind.lower() != "bearer" or not right:
+        if kind.lower() != "bearer" or not (right and key):
             which = "admin key" if admin and settings.admin_key else "API key"
             raise ApiError(
                 401,
@@ -131,6 +153,7 @@ class Front:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
+        return UNNAMED if self.tenants.by_name else ""
 
     async def body(self, request: web.Request) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.
@@ -157,10 +180,20 @@ class Front:
         except web.RequestPayloadError as error:
             raise ApiError(400, f"the body cannot be read: {error}") from None
 
+    async def other_server(self, request: web.Request) -> Endpoint | None:
+        """Return the server of the model that a request names, if it is another than ours."""
+        if not self.others or request.method != "POST":
+            return None
+        try:
+            return self.others.get(str((await self.body(request)).get("model")))
+        except ApiError:
+            return None  # it is refused where it is read
+
     def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a body with the model's name that engines know."""
         facts = self.engine_facts()
-        if facts is None or body.get("model") in (None, "", facts.model):
+        model = body.get("model")
+        if facts is None or model in (None, "", facts.model) or model in self.model.adapters():
             return body
         return {**body, "model": facts.model}
 
@@ -174,11 +207,12 @@ class Front:
         name = body.get("model")
         if name in (None, "") or not models:
             return models[0] if models else "model"
-        if name not in models:
-            shown = repr(name)[:200]
+        adapters = self.model.adapters()
+        if name not in models and name not in adapters:
+            shown, served = repr(name)[:200], ", ".join(map(repr, (*models, *adapters)))
             raise ApiError(
                 404,
-                f"the model {shown} is not served; there is {', '.join(map(repr, models))}",
+                f"the model {shown} is not served; there is {served}",
                 kind="not_found_error",
                 param="model",
                 code="model_not_found",
@@ -207,28 +241,36 @@ def json_response(
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
-def error_response(error: ApiError) -> web.Response:
-    """Return an error in OpenAI's envelope."""
+def error_body(path: str, error: ApiError) -> dict[str, Any]:
+    """Return an error in the envelope of a path: OpenAI's, or Anthropic's."""
+    if not path.endswith(MESSAGES) or error.whole is not None:
+        return error.body
+    said = {name: error.error[name] for name in ("type", "message")}
+    return {"type": "error", "error": said}
+
+
+def error_response(error: ApiError, path: str = "") -> web.Response:
+    """Return an error in the envelope of a path."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return json_response(error.body, status=error.status, headers=headers)
+    return json_response(error_body(path, error), status=error.status, headers=headers)
 
 
-def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: bool) -> Answering:
-    """Return a handler that checks the key, counts, and answers errors in OpenAI's envelope.
-
-    `open_`: whether nobody needs a key.
-    """
+def answering(front: Front, path: str, handle: Handler, access: Access) -> Answering:
+    """Return a handler that checks the key, counts, and answers errors in their envelope."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         metrics, status = front.metrics, 499  # as proxies count clients that went
         metrics.open += 1
+        began_s = time.monotonic()
         try:
-            if not open_:
-                front.check_caller(request, admin=admin)
+            if access != "open":
+                request[TENANT] = front.check_caller(request, admin=access == "admin")
+                if access == "limited":
+                    front.tenants.count(request[TENANT], began_s)
             if metrics.open > front.settings.max_open:
                 raise ApiError(
                     429,
@@ -236,25 +278,32 @@ def answering(front: Front, path: str, handle: Handler, *, admin: bool, open_: b
                     kind="rate_limit_error",
                     retry_after_s=1,
                 )
-            response = await handle(front, request)
+            other = None if access == "admin" else await front.other_server(request)
+            if other is None:
+                response = await handle(front, request)
+            else:
+                response = await passed(request, await front.raw_body(request), other)
             status = response.status
             return response
         except ApiError as error:
             status = error.status
-            return error_response(error)
+            return error_response(error, path)
         except RenderError as refused:
             status = refused.status
-            return error_response(of_renderer(refused))
+            return error_response(of_renderer(refused), path)
         except web.HTTPException as error:
             status = error.status
-            return error_response(ApiError(status, error.text or error.reason))
+            return error_response(ApiError(status, error.text or error.reason), path)
         except ConnectionError:
             raise  # the client is gone
         except Exception:
             status = 500
             _LOG.exception("a request to %s failed", path)
-            return error_response(ApiError(500, "the gateway failed", kind="server_error"))
+            failed = ApiError(500, "the gateway failed", kind="server_error")
+            return error_response(failed, path)
         finally:
+            if front.access_log is not None and access != "open":
+                front.access_log.write(request, path, status, began_s)
             metrics.open -= 1
             metrics.answered(path, status)
 

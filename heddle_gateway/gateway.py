@@ -1,6 +1,7 @@
 """The gateway without HTTP: sessions in front of a driver, in one asyncio event loop."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -20,6 +21,7 @@ from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, no_engine, past_deadline, too_long, unavailable
 from heddle_gateway.identity import Identity
+from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import ClientSessions, SessionLimits
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver, RolloutError
@@ -39,9 +41,21 @@ MOST_DEATHS_EVER = 8
 class _Observed:
     """A core whose events the gateway sees too."""
 
-    def __init__(self, core: Core, sink: Callable[[Event, Sequence[Command]], None]) -> None:
-        self._core = core
-        self.handle = recorded(core.handle, sink)
+    def __init__(
+        self,
+        core: Core,
+        sink: Callable[[Event, Sequence[Command]], None],
+        took: Callable[[float], None],
+    ) -> None:
+        """`took` gets the seconds of each decision."""
+        self._core, self._took = core, took
+        self.handle = recorded(self._timed, sink)
+
+    def _timed(self, event: Event) -> Sequence[Command]:
+        began_s = time.perf_counter()
+        commands = self._core.handle(event)
+        self._took(time.perf_counter() - began_s)
+        return commands
 
     @property
     def deadline_s(self) -> float | None:
@@ -60,6 +74,7 @@ class Gateway:
         predictions: Predictions | None = None,
         solver: Solver | None = None,
         sessions: SessionLimits | None = None,
+        saved: SavedState | None = None,
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
         engine_wait_s: float = 300.0,
         on_note: Callable[[str], None] = lambda note: None,
@@ -79,7 +94,7 @@ class Gateway:
         self._paused_s = 0.0
         self.pauses = 0
         """Calls of `pause` so far."""
-        self._started = self._closing = False
+        self._started = self._closing = self._draining = False
         self._weights_version = 0
         self._void_version: int | None = None
         """Version to announce at the end of the pause; None: KV is as it was."""
@@ -93,6 +108,11 @@ class Gateway:
         self.engines_given_up = 0
         self.on_engine_left: Callable[[EngineId], None] = lambda engine: None
         """Called when an engine has stopped, or has failed and is not started again."""
+        self.url_of: Callable[[str], str] = lambda engine: ""
+        self.engine_at: Callable[[str], EngineId | None] = lambda url: None
+        """The ready engine of a URL; both know engines by URL only."""
+        self.on_decision: Callable[[float], None] = lambda seconds: None
+        """Called with the seconds that each decision of the core took."""
         self._on_note = on_note
         self._recalled: set[str] = set()
         """Names of engines that were taken back."""
@@ -105,9 +125,12 @@ class Gateway:
             begin_tool=lambda trajectory, tool: self.driver.begin_tool(trajectory, tool),
             abort_dispatch=lambda trajectory: self.driver.abort_step(trajectory),
             make_agent=make_agent,
+            saved=saved,
+            url_of=lambda engine: self.url_of(engine),
+            engine_at=lambda url: self.engine_at(url),
         )
         self.driver = Driver(
-            _Observed(core, self._observe),
+            _Observed(core, self._observe, lambda s: self.on_decision(s)),
             launcher,
             clock,
             predictions=predictions,
@@ -141,6 +164,13 @@ class Gateway:
                 await sweeping
             self.driver.close()
 
+    async def drain(self, limit_s: float) -> None:
+        """Begin no more sessions, and wait until no step is under way, `limit_s` at most."""
+        self._draining = True
+        until_s = self._loop.time() + limit_s
+        while any(self.sessions.under_way) and self._loop.time() < until_s:
+            await asyncio.sleep(SWEEP_S / 10)
+
     async def close(self, drain_s: float = DRAIN_S) -> None:
         """End: steps get an error that clients may repeat, engines hand over running steps."""
         if self._closing:
@@ -162,7 +192,7 @@ class Gateway:
     def ready(self) -> bool:
         """Whether an engine takes work."""
         takes_work = any(engine.name not in self._recalled for engine in self.engines)
-        return takes_work and not (self._closing or self.failed)
+        return takes_work and not (self._draining or self._closing or self.failed)
 
     def _on_idle(self) -> None:
         if not self._over.done():
@@ -196,6 +226,8 @@ class Gateway:
         return len(steps)
 
     def _admit(self, agent: GatewayAgent) -> None:
+        if self._draining:
+            raise unavailable("the gateway is ending, and begins no more sessions")
         rollout = next(reversed(self._rollouts), None)
         if rollout is None:
             raise unavailable("no rollout is open")

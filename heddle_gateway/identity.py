@@ -50,6 +50,10 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: the hash of its first prompt."""
     task: str = ""
     """Empty: the model's name."""
+    tenant: str = ""
+    """Whose it is; only requests of the same continue it."""
+    tier: int = 0
+    """Steps of a higher one go first."""
     final: bool = False
     """Whether the session ends with this request's answer."""
 
@@ -60,6 +64,8 @@ def identify(
     *,
     path_session: str = "",
     user_is_session: bool = False,
+    tenant: str = "",
+    tier: int = 0,
 ) -> Identity:
     """Return what a request says of its trajectory.
 
@@ -75,11 +81,18 @@ def identify(
     sample = _SAMPLE.fullmatch(session)
     group = _checked(headers.get("X-Heddle-Group", ""), "X-Heddle-Group")
     return Identity(
-        session=_checked(session, "the session id"),
-        group=group or (sample[1] if sample else ""),
+        session=owned(tenant, _checked(session, "the session id")),
+        group=owned(tenant, group or (sample[1] if sample else "")),
+        tenant=tenant,
+        tier=tier,
         task=_checked(headers.get("X-Heddle-Task", ""), "X-Heddle-Task"),
         final=headers.get(FINAL_HEADER, "").lower() == "true",
     )
+
+
+def owned(tenant: str, label: str) -> str:
+    """Return a label that no other tenant can give."""
+    return f"{tenant}:{label}" if tenant and label else label
 
 
 def readable(id_: str) -> str:

@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,13 +12,14 @@ from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long
 from heddle_runtime.generation import GenerationEnd, Rendered
 from heddle_runtime.sampling import SamplingError, checked_sampling
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, RESPONSES
 
-CHAT: Final = "/v1/chat/completions"
-COMPLETIONS: Final = "/v1/completions"
 GENERATE: Final = "/inference/v1/generate"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some editors write it before JSON; vLLM reads over it."""
 
+MOST_CHOICES: Final = 1_024
+"""Answers of one request: each is a step."""
 _NOT_SUPPORTED: Final = ("use_beam_search", "prompt_embeds")
 _BY_ENGINES_ONLY: Final = ("logits_processors", "echo", "suffix", "content_parts", "features")
 """What only an engine that answers the request itself can do."""
@@ -42,23 +43,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
 
 
 def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
-    """Refuse what a step of one trajectory cannot be.
+    """Refuse what a step cannot be.
 
     `relayed`: whether engines answer the request themselves.
 
     Raises:
         ApiError: names the field.
     """
-    several = body.get("n")
-    # What is no number is refused by vLLM in its own words, where it is asked.
-    if several not in (None, 1) and (not relayed or _is_several(several)):
-        raise ApiError(
-            400,
-            f"n is {several!r}: a request is one step of one trajectory; send a request "
-            "for each sample",
-            param="n",
-            ours=True,
-        )
     for name in _NOT_SUPPORTED if relayed else (*_NOT_SUPPORTED, *_BY_ENGINES_ONLY):
         if body.get(name):
             raise ApiError(400, f"{name} is not supported", param=name, ours=True)
@@ -66,19 +57,59 @@ def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
         raise ApiError(400, "stream must be true or false", param="stream")
 
 
-def _is_several(value: Any) -> bool:
+def samples_of(sampling: Mapping[str, Any]) -> int:
+    """How many answers of each prompt are wanted; vLLM refuses what is no such number.
+
+    Raises:
+        ApiError: they are too many.
+    """
     try:
-        return int(value) > 1
+        wanted = max(1, int(sampling.get("n") or 1))
     except (TypeError, ValueError, OverflowError):
-        return False
+        return 1
+    if wanted > MOST_CHOICES:
+        raise _too_many("n", wanted)
+    return wanted
 
 
-def tokens_can_be_counted(body: Mapping[str, Any]) -> bool:
+def sample(sampling: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return what makes one of several samples: its seed is that of vLLM's."""
+    one = {name: value for name, value in sampling.items() if name != "n"}
+    if type(seed := one.get("seed")) is int:
+        one["seed"] = seed + number
+    return one
+
+
+def one_prompt_each(endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a body for each prompt of a completion.
+
+    Raises:
+        ApiError: they are too many.
+    """
+    prompts = body.get("prompt")
+    if endpoint != COMPLETIONS or not isinstance(prompts, list) or len(prompts) < 2:
+        return [body]
+    if {*map(type, prompts)} not in ({str}, {list}):
+        return [body]
+    if len(prompts) * samples_of(body) > MOST_CHOICES:
+        raise _too_many("prompt", len(prompts) * samples_of(body))
+    return [{**body, "prompt": prompt} for prompt in prompts]
+
+
+def _too_many(field: str, choices: int) -> ApiError:
+    text = f"{field} asks for {choices:,} answers: give {MOST_CHOICES:,} at most"
+    # Of more than its VLLM_MAX_N_SEQUENCES vLLM says so itself.
+    return ApiError(400, text, param=field, ours=choices <= 16_384)
+
+
+def tokens_can_be_counted(endpoint: str, body: Mapping[str, Any]) -> bool:
     """Whether an engine that answers the request itself can send token ids with its events.
 
     It has none where it hides reasoning; asked for them it echoes no text; and log-probs of the
     prompt, which an echo brings, are in no stream.
     """
+    if endpoint in FORWARDED:
+        return False
     echoes = bool(body.get("echo"))
     hides = body.get("include_reasoning") is False
     return not (echoes or hides or body.get("prompt_logprobs") is not None)
@@ -108,6 +139,7 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
     if not isinstance(sampling, dict):
         raise ApiError(400, "sampling_params must be an object", param="sampling_params")
     check_supported(sampling)
+    sampling = {**sampling, "n": None} if samples_of(sampling) > 1 else sampling
     if body.get("output_mode", "tokens") != "tokens":
         raise ApiError(400, "output_mode must be 'tokens'", param="output_mode")
     limit = sampling.get("max_tokens")
@@ -137,11 +169,11 @@ def new_step(
     *,
     context_tokens: int,
     relayed: bool = False,
-    deadline_s: float | None = None,
+    **about: Any,
 ) -> ClientStep:
     """Return the step of a request; its output is limited by what the context has space for.
 
-    `relayed`: whether engines answer the request themselves.
+    `relayed`: whether engines answer the request themselves. `ClientStep` gets the rest.
 
     Raises:
         ApiError: the prompt fills the context.
@@ -163,18 +195,23 @@ def new_step(
         has_text=endpoint != GENERATE,
         streams=bool(body.get("stream")),
         body=body if relayed else None,
-        counts_tokens=not relayed or tokens_can_be_counted(body),
-        deadline_s=deadline_s,
+        counts_tokens=not relayed or tokens_can_be_counted(endpoint, body),
+        **about,
     )
+
+
+_OF_REPLIES: Final = frozenset(
+    {"assistant", "tool", "function", "function_call", "function_call_output", "reasoning"}
+)
 
 
 def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:
     """Whether messages contain a model's reply; None where there are no messages."""
-    messages = body.get("messages")
-    if endpoint != CHAT or not isinstance(messages, list):
+    messages = body.get("input" if endpoint == RESPONSES else "messages")
+    if endpoint not in (CHAT, *FORWARDED) or not isinstance(messages, list):
         return None
-    roles = (m.get("role") for m in messages if isinstance(m, dict))
-    return any(role in ("assistant", "tool", "function") for role in roles)
+    roles = (m.get("role", m.get("type")) for m in messages if isinstance(m, dict))
+    return any(role in _OF_REPLIES for role in roles)
 
 
 def generate_choice(
@@ -225,16 +262,46 @@ def generate_response(
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """The model that all engines serve."""
+    """The model that all engines serve, and its adapters."""
 
     names: tuple[str, ...] = ()
     """Names that requests may give; the first is the default. Empty while no engine is known."""
     context_tokens: int
     """Longest prompt and output together."""
+    adapters: Callable[[], Collection[str]] = tuple
+    """LoRA adapters that some engine lists now."""
 
 
-def models_response(model: ServedModel) -> dict[str, Any]:
-    """Return the list of models."""
+def models_response(model: ServedModel, others: Collection[str] = ()) -> dict[str, Any]:
+    """Return the list of models; `others` are those of other servers."""
     about = {"object": "model", "created": int(time.time()), "owned_by": "heddle"}
     about["max_model_len"] = model.context_tokens
-    return {"object": "list", "data": [{"id": name, **about} for name in model.names]}
+    base = model.names[0] if model.names else None
+    bases = [{"id": name, **about, "parent": None} for name in model.names]
+    adapters = [{"id": name, **about, "parent": base} for name in sorted(model.adapters())]
+    beside = [{"id": name, **about, "max_model_len": None, "parent": None} for name in others]
+    return {"object": "list", "data": bases + adapters + beside}
+
+
+def joined_usage(usages: Sequence[Mapping[str, Any]], samples: int) -> dict[str, Any]:
+    """Return the usage of several answers, `samples` of each prompt: prompts count once."""
+    total = dict(usages[0])
+    prompts = sum(usage["prompt_tokens"] for usage in usages[::samples])
+    outputs = sum(usage["completion_tokens"] for usage in usages)
+    for name in total:
+        if name.endswith("_details") and isinstance(total[name], dict):
+            step = samples if name.startswith("prompt") else 1
+            parts = [usage.get(name) or {} for usage in usages[::step]]
+            total[name] = {
+                key: value if value is None else sum(part.get(key) or 0 for part in parts)
+                for key, value in total[name].items()
+            }
+    counts = {"prompt_tokens": prompts, "completion_tokens": outputs}
+    return total | counts | {"total_tokens": prompts + outputs}
+
+
+def joined_answers(answers: Sequence[Mapping[str, Any]], samples: int) -> dict[str, Any]:
+    """Return several answers of one choice as one answer."""
+    choices = [{**each["choices"][0], "index": n} for n, each in enumerate(answers)]
+    usage = joined_usage([each["usage"] for each in answers], samples)
+    return {**answers[0], "choices": choices, "usage": usage}

@@ -148,8 +148,12 @@ class RenderingEngines:
         """
         usable = self._launcher.usable
         start = next(self._calls)
-        endpoints = [usable[(start + n) % len(usable)].endpoint for n in range(len(usable))]
-        endpoints += [e.endpoint for e in self._launcher.registered if e not in usable]
+        engines = [usable[(start + n) % len(usable)] for n in range(len(usable))]
+        engines += [e for e in self._launcher.registered if e not in usable]
+        body = args[1]
+        model = body.get("model") if isinstance(body, dict) else None
+        able = [e for e in engines if model and model in e.facts.adapters]
+        endpoints = [e.endpoint for e in able or engines]
         calls: dict[asyncio.Task[Any], None] = {}
         failed: RenderError | None = None
         try:

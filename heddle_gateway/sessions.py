@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from heddle_core.events import Outcome
-from heddle_core.ids import GroupId, TrajectoryId
+from heddle_core.events import ArrivalHints, Outcome
+from heddle_core.ids import EngineId, GroupId, TrajectoryId
 from heddle_gateway.agent import GatewayAgent, common_prefix
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.continuation import Continuations
 from heddle_gateway.errors import ApiError
 from heddle_gateway.identity import Identity, readable
+from heddle_gateway.saved import SavedState
 from heddle_runtime.generation import GenerationEnd
 
 
@@ -64,11 +65,16 @@ class ClientSessions:
         begin_tool: Callable[[TrajectoryId, str], None],
         abort_dispatch: Callable[[TrajectoryId], None],
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
+        saved: SavedState | None = None,
+        url_of: Callable[[str], str] = lambda engine: "",
+        engine_at: Callable[[str], EngineId | None] = lambda url: None,
     ) -> None:
         """`now` gives seconds; `soon` makes a call after the current one; `admit` gives a
         trajectory to the driver, `cancel` ends one there, for a reason, and `begin_tool` names the
         tool that a step ended in. `abort_dispatch` ends what runs on an engine, tokens kept.
+        `saved` has what earlier gateways knew, `url_of` and `engine_at` the URLs of engines.
         """
+        self._saved, self._url_of, self._engine_at = saved, url_of, engine_at
         self._make_agent = make_agent
         self._limits = limits
         self._now, self._call_soon, self._admit, self._cancel = now, soon, admit, cancel
@@ -137,6 +143,9 @@ class ClientSessions:
             step.output_ids = known.output_ids[: step.max_tokens][:-1]
         step.clients = 1
         step.submitted_s = self._now()
+        saved = self._saved if known is None and who.session else None
+        if saved is not None and saved.restore(who.session, step):
+            return step
         agent = self._waiting_agent(who, step, has_reply)
         if agent is not None:
             self._of[agent.id][0].ends |= who.final
@@ -162,7 +171,7 @@ class ClientSessions:
         self, who: Identity, step: ClientStep, has_reply: bool | None
     ) -> GatewayAgent | None:
         if not who.session:
-            return self._continuations.find(step.prompt_ids, has_reply=has_reply)
+            return self._continuations.find(step.prompt_ids, has_reply=has_reply, tenant=who.tenant)
         session = self._sessions.get(who.session)
         waiting = [a for a in session.lanes.values() if a.waits] if session is not None else []
         if len(waiting) < 2:
@@ -192,6 +201,10 @@ class ClientSessions:
         name = f"{session.name}~{lane}" if lane else session.name
         task = readable(who.task or model) or "chat"
         agent = self._make_agent(TrajectoryId(name), session.group, task, step, self)
+        url = self._saved.url_of(session.id) if self._saved is not None and session.id else ""
+        home = (self._engine_at(url) if url else None) or EngineId("")
+        if who.tier or home:
+            agent.hints = ArrivalHints(tier=who.tier, home=home)
         session.lanes[lane] = agent
         self._of[agent.id] = session, lane
         if not session.id:
@@ -233,10 +246,12 @@ class ClientSessions:
         Its answers are not kept: the same id and prompt may come again as another trajectory.
         """
         session = self._sessions.get(session_id)
-        if session_id:
-            self._steps.pop(session_id, None)
-        if session is None or not session_id:
+        if not session_id:
             return False
+        self._steps.pop(session_id, None)
+        saved = self._saved is not None and self._saved.finish(session_id)
+        if session is None:
+            return saved
         for agent in list(session.lanes.values()):
             if agent.waits:
                 self._leave_idle(agent)
@@ -271,6 +286,11 @@ class ClientSessions:
         if agent is not None:
             step.fail(error)
             self._cancel(agent.id, str(error))
+
+    def step_done(self, agent: GatewayAgent) -> None:
+        (session, _), step = self._of[agent.id], agent.step
+        if self._saved is not None and session.id and step.end is not None and not step.aborted:
+            self._saved.keep(session.id, step, step.end, self._url_of(step.engine))
 
     def step_over(self, agent: GatewayAgent) -> None:
         session, _ = self._of[agent.id]
@@ -331,6 +351,8 @@ class ClientSessions:
     def sweep(self) -> None:
         """Do what is due: abandoned steps, old answers, idle trajectories."""
         now_s = self._now()
+        if self._saved is not None:
+            self._saved.sweep()
         while self._abandoned and self._abandoned[0][0] <= now_s:
             _, step = self._abandoned.popleft()
             agent = self._agents.get(step)

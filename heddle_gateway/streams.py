@@ -10,9 +10,10 @@ import msgspec
 from heddle_gateway.answers import EventFilter, Reply, WantedFields
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
-from heddle_gateway.openai_api import CHAT, counted_usage
+from heddle_gateway.openai_api import counted_usage
 from heddle_gateway.rendering import Renderer
 from heddle_runtime.generation import GenerationEnd, Rendered
+from heddle_runtime.vllm_http.probe import CHAT
 
 KEEP_ALIVE: Final = b": keep-alive\n\n"
 DONE: Final = b"data: [DONE]\n\n"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from heddle_core.events import Outcome, StopReason
+from heddle_core.events import ArrivalHints, Outcome, StopReason
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import StepRequest, StepResult
 
@@ -104,13 +104,15 @@ class Agent(Protocol):
 class ClientAgent(ABC):
     """Base of agents whose tool is a client: its call returns with the client's next request."""
 
-    __slots__ = ("_listener", "group", "id", "prompt_tokens", "task")
+    __slots__ = ("_listener", "group", "hints", "id", "prompt_tokens", "task")
 
     arrival_s = 0.0
 
     def __init__(self, id_: TrajectoryId, group: GroupId, task: str, prompt_tokens: int) -> None:
         self.id, self.group, self.task = id_, group, task
         self.prompt_tokens = prompt_tokens
+        self.hints: ArrivalHints | None = None
+        """Set before it arrives."""
         self._listener: ToolListener | None = None
 
     @property

@@ -531,6 +531,7 @@ class Driver:
                 group=agent.group,
                 task=agent.task,
                 prompt_tokens=agent.prompt_tokens,
+                hints=getattr(agent, "hints", None),
             )
         )
         if tracked.cancelled:

@@ -18,7 +18,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A client's own request, which an engine that has the endpoint may answer by itself."""
 
     path: str
-    """`/v1/chat/completions` or `/v1/completions`."""
+    """`/v1/chat/completions`, `/v1/completions`, or one whose answers are passed on as they are."""
     body: dict[str, Any]
     streams: bool
     """Whether it is asked as a stream."""
@@ -77,6 +77,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     relay: Relay | None = None
     """The client's own request, where no token of the step has been made yet."""
     attempts: StepAttempts = msgspec.field(default_factory=StepAttempts)
+    adapter: str = ""
+    """The LoRA adapter that it is for; only engines that list it can run it."""
+    name: str = ""
+    """The client's id of its request: ids of calls of engines begin with it."""
 
 
 def report_tokens(payload: Any, tokens: Sequence[int], logprobs: Sequence[Any] = ()) -> None:

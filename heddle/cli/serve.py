@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,19 +84,24 @@ def serve(
     from heddle_gateway.front import MOST_OPEN
 
     own = {name: options.pop(name) for name in _OWN}
-    config, text = take_config(
-        (),
-        options,
-        settings,
-        usual={"policy.preset": "heddle"},
-        policy__preset=policy,
-        trace="gateway",
-        runtime__engine=engine,
-        runtime__model_dir=own.pop("model_dir"),
-        engines=(None, None) if engine == "http" else (engines, tps),
-    )
+    model_dir = own.pop("model_dir")
+
+    def read() -> "tuple[RunConfig, str | None]":
+        return take_config(
+            (),
+            dict(options),
+            settings,
+            usual={"policy.preset": "heddle"},
+            policy__preset=policy,
+            trace="gateway",
+            runtime__engine=engine,
+            runtime__model_dir=model_dir,
+            engines=(None, None) if engine == "http" else (engines, tps),
+        )
+
+    config, text = read()
     _check_engine(config)
-    gateway = _gateway(config, urls, url_tps, own)
+    gateway = replace(_gateway(config, urls, url_tps, own), read_again=lambda: read()[0])
 
     def listening(url: str, path: Path) -> None:
         if as_json:
@@ -203,6 +209,7 @@ def _check_engine(config: "RunConfig") -> None:
     """
     engine, serve = config.runtime.engine, config.serve
     for name, given, kind in (
+        ("serve.workers", serve.workers, "http"),
         ("--model-dir", config.runtime.model_dir, "vllm"),
         ("serve.render_options", serve.render_options, "vllm"),
         ("serve.fake_replies", serve.fake_replies, "fake"),

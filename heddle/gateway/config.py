@@ -1,6 +1,7 @@
 """What `heddle serve` needs beside the configuration of a run, checked before anything starts."""
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -11,6 +12,7 @@ from heddle.epochs.file import EpochFile
 from heddle.policy_inputs import needs_oracle
 from heddle_gateway.fake_engines import Replies
 from heddle_gateway.front import FrontSettings
+from heddle_gateway.tenants import read_tenants
 from heddle_runtime.vllm_http.endpoint import UrlError, base_of
 
 
@@ -28,6 +30,8 @@ class GatewayConfig:
     """TP degree of engines by URL that say none. None: `cluster.tp`."""
     engine_key: str = field(default="", repr=False)
     """Sent to the engines of `engine_urls`."""
+    read_again: Callable[[], RunConfig] | None = field(default=None, repr=False)
+    """Reads the configuration again."""
     fake_replies: Replies | None = None
     """What fake engines say instead of made-up words."""
     front: FrontSettings = field(default_factory=FrontSettings, repr=False)
@@ -53,35 +57,58 @@ def check(config: RunConfig, gateway: GatewayConfig) -> None:
         raise ConfigError(
             "serve.names has an empty name: give the names that requests have for the model"
         )
+    other_models(config.serve.models)
     if config.serve.epoch_file:
         EpochFile(Path(config.serve.epoch_file))
     front = gateway.front
-    if front.open_to_all and (front.api_key or front.admin_key):
+    keys = config.serve.keys
+    if keys:
+        read_tenants(Path(keys))
+    if front.open_to_all and (keys or front.api_key or front.admin_key):
         raise ConfigError(
-            "serve.open_to_all means no key: leave it out, or --api-key and HEDDLE_ADMIN_KEY"
+            "serve.open_to_all means no key: leave it out, or serve.keys, --api-key and "
+            "HEDDLE_ADMIN_KEY"
         )
-    if not (front.api_key or front.open_to_all or is_own_address(gateway.host)):
+    if not (keys or front.api_key or front.open_to_all or is_own_address(gateway.host)):
         raise ConfigError(
-            f"--host {gateway.host} is reached by others: give --api-key, and HEDDLE_ADMIN_KEY "
-            "for control from other machines; or serve.open_to_all, if every client that can "
-            "connect may do both"
+            f"--host {gateway.host} is reached by others: give --api-key or serve.keys, and "
+            "HEDDLE_ADMIN_KEY for control from other machines; or serve.open_to_all, if every "
+            "client that can connect may do both"
         )
     for url in gateway.engine_urls:
         try:
             base_of(url)
         except UrlError as error:
             raise ConfigError(f"--worker: {error}") from None
-    keys = {
+    headers = {
         "--api-key": gateway.front.api_key,
         "HEDDLE_ADMIN_KEY": gateway.front.admin_key,
         "HEDDLE_ENGINE_KEY": gateway.engine_key,
     }
-    for option, key in keys.items():
+    for option, key in headers.items():
         if key and not (key.isascii() and key.isprintable() and " " not in key):
             raise ConfigError(
                 f"{option} has a space, an end of line or a character beyond ASCII, which no "
                 "header can hold: give another, or take it out"
             )
+
+
+def other_models(entries: Sequence[str]) -> Mapping[str, str]:
+    """Read `serve.models`: the URL of each model.
+
+    Raises:
+        ConfigError: an entry is no NAME=URL, or names a model again.
+    """
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, _, url = entry.partition("=")
+        try:
+            found[name] = base_of(url)
+        except UrlError as error:
+            raise ConfigError(f"serve.models, {entry!r}: write NAME=URL; {error}") from None
+        if not name or len(found) <= entries.index(entry):
+            raise ConfigError(f"serve.models, {entry!r}: give each model a name of its own")
+    return found
 
 
 def is_own_address(host: str) -> bool:

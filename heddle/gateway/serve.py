@@ -1,13 +1,17 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
+
+import aiohttp
 
 from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
@@ -18,7 +22,7 @@ from heddle.engines import engine_facts
 from heddle.epochs.file import EpochLog
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
-from heddle.gateway.config import GatewayConfig, check, check_address
+from heddle.gateway.config import GatewayConfig, check, check_address, other_models
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
 from heddle.setup import RunSetup, prepare
@@ -27,6 +31,7 @@ from heddle.simulation import RunResult, opened_run
 from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
+from heddle_gateway.access import AccessLog
 from heddle_gateway.app import listening, raise_file_limit
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
@@ -35,11 +40,14 @@ from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.rendering import RenderingEngines
+from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import SessionLimits
+from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import read_model
+from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 from heddle_trace.schema import Trace
@@ -69,7 +77,7 @@ def serve(
 ) -> RunResult:
     """Serve clients until a signal comes; return the finished run.
 
-    `on_listening` gets the URL and the run directory. The first SIGINT, SIGTERM or SIGHUP ends it
+    `on_listening` gets the URL and the run directory. The first SIGINT or SIGTERM ends it
     in order: clients are refused so that they may send again, engines hand over the tokens of
     running steps, and the run directory is closed as finished. A second one does not wait: the run
     is then closed as interrupted.
@@ -229,6 +237,8 @@ class _Served:
     ) -> None:
         self._setup, self._config, self._sink = setup, config, sink
         self._model, self._on_note = model, on_note
+        self._workers: Sequence[str] = ()
+        """Of `serve.workers` when it was last read."""
         self.use = GpuUse()
         path = setup.config.serve.epoch_file
         self._lengths = EpochLog(Path(path)) if path else None
@@ -257,6 +267,7 @@ class _Served:
                 predictions=CoreEstimates(stack.clock, setup.config.cluster.prediction_s),
                 solver=stack.solver,
                 sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
+                saved=self._saved(rest),
                 engine_wait_s=serve.engine_wait_s,
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
@@ -268,15 +279,28 @@ class _Served:
                 ),
             )
             front = Front(gateway=gateway, model=self._model, settings=config.front)
+            if serve.keys:
+                front.tenants = Tenants(Path(serve.keys))
+            if serve.access_log:
+                front.access_log = AccessLog(Path(serve.access_log))
+                rest.callback(front.access_log.close)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
+            reloads: list[asyncio.Task[Sequence[str]]] = []
 
             def end(count: int) -> None:
                 if count == 1:
-                    closing.append(loop.create_task(gateway.close()))
+                    drain_s = serve.drain_s if signals.came[0] == signal.SIGTERM else 0.0
+                    closing.append(loop.create_task(_drained(gateway, drain_s)))
                 else:
                     for task in (serving, *closing):
                         task.cancel()
+
+            front.end = lambda: closing.append(loop.create_task(_drained(gateway, serve.drain_s)))
+            front.reload = partial(self._reload, front)
+            signals.on_hangup = lambda: loop.call_soon_threadsafe(
+                lambda: reloads.append(loop.create_task(self._reload(front)))
+            )
 
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
@@ -289,12 +313,22 @@ class _Served:
                     if closing:
                         await asyncio.wait(closing)
             finally:
+                signals.on_hangup = None
                 await gateway.close(0.0)
                 await asyncio.wait([serving])
             if serving.cancelled():
                 raise KeyboardInterrupt
             serving.result()
             return stack.clock.lateness
+
+    def _saved(self, rest: AsyncExitStack) -> SavedState | None:
+        """Open the file of state, if one is named."""
+        serve = self._setup.config.serve
+        if not serve.state:
+            return None
+        saved = SavedState(Path(serve.state), serve.idle_s, serve.keep_answer_s)
+        rest.callback(saved.close)
+        return saved
 
     async def _connect(self, front: Front, stack: EngineStack, rest: AsyncExitStack) -> None:
         """Give the front its renderer, and register the engines that are known.
@@ -303,6 +337,11 @@ class _Served:
             GatewayFailedError: a renderer or an engine cannot be used.
         """
         runtime = self._setup.config.runtime
+        if others := other_models(self._setup.config.serve.models):
+            connector = aiohttp.TCPConnector(limit=0)
+            http = await rest.enter_async_context(aiohttp.ClientSession(connector=connector))
+            key = self._config.engine_key
+            front.others = {n: Endpoint(url, http, api_key=key) for n, url in others.items()}
         match runtime.engine:
             case "fake":
                 model, replies = self._model, self._config.fake_replies
@@ -355,3 +394,40 @@ class _Served:
                 await engines.expect(url, {"tp": tp}, self._on_note)
             except ApiError as error:
                 raise GatewayFailedError(f"--worker {url}: {error}") from None
+        for note in await self._take_workers(front, self._setup.config.serve.workers):
+            raise GatewayFailedError(note)
+
+    async def _reload(self, front: Front) -> Sequence[str]:
+        """Read keys and engines again; return what could not be taken over."""
+        notes: list[str] = []
+        try:
+            front.tenants.reload()
+            read_again = self._config.read_again
+            if read_again is not None and front.engine_urls is not None:
+                workers = (await asyncio.to_thread(read_again)).serve.workers
+                notes += await self._take_workers(front, workers)
+        except (OSError, ValueError) as error:
+            notes.append(str(error))
+        for note in notes:
+            self._on_note(f"reload: {note}")
+        return notes
+
+    async def _take_workers(self, front: Front, workers: Sequence[str]) -> list[str]:
+        """Register the engines that `serve.workers` has now, and take out those it had before."""
+        engines, notes = front.engine_urls, list[str]()
+        assert engines is not None
+        before, self._workers = self._workers, tuple(workers)
+        for url in set(before).difference(workers):
+            engines.remove(url, drain=True)
+        for url in set(workers).difference(before):
+            try:
+                await engines.expect(url, {}, self._on_note)
+            except ApiError as error:
+                notes.append(f"serve.workers: {url}: {error}")
+        return notes
+
+
+async def _drained(gateway: Gateway, drain_s: float) -> None:
+    if drain_s:
+        await gateway.drain(drain_s)
+    await gateway.close()

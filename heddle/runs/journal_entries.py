@@ -101,7 +101,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
             payloads = [json.loads(text or "{}") for text in texts]
             for field, hint in layout.nested:
                 keys.append(field)
-                columns.append([restored(p[field], hint) for p in payloads])
+                columns.append([restored(p.get(field), hint) for p in payloads])
         for i, row in zip(index.tolist(), zip(*columns, strict=True), strict=True):
             out[i] = layout.cls(**dict(zip(keys, row, strict=True)))
     return out

@@ -78,6 +78,17 @@ class Endpoint:
             timeout=_timeout(limit_s, silence_s),
         )
 
+    def open(self, method: str, path: str, data: bytes, headers: Mapping[str, str]) -> Any:
+        """Begin a call of a body as it is, to be used by `async with`; it may last for ever."""
+        return self._session.request(
+            method,
+            self.url + path,
+            data=data,
+            headers={**headers, **self._headers},
+            allow_redirects=False,
+            timeout=_timeout(None, None),
+        )
+
     async def call(self, path: str, body: Any = None, *, limit_s: float) -> "Answer":
         """Make one call, a GET without a body, and return its whole answer.
 

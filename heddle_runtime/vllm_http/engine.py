@@ -154,6 +154,10 @@ class HttpEngine(TokenEngine):
         answer = self._facts.answers.get(CHAT, {}) if self._facts is not None else {}
         return not (answer.get("usage") or {}).get("completion_tokens_details")
 
+    def _serves(self, adapter: str) -> bool:
+        """Whether its endpoint lists a LoRA adapter; "" is none."""
+        return not adapter or (self._facts is not None and adapter in self._facts.adapters)
+
     @property
     def takes_steps(self) -> bool:
         """Whether steps may go to its endpoint now."""
@@ -460,9 +464,10 @@ class HttpEngine(TokenEngine):
         failed = set(step.attempts.failed_at)
         avoided = failed.union(step.attempts.moved_from)
         while True:
-            if self.takes_steps and self._endpoint.url not in avoided:
+            able = self._serves(step.adapter)
+            if able and self.takes_steps and self._endpoint.url not in avoided:
                 return self
-            every = [self, *self._elsewhere(step)]
+            every = [self, *self._elsewhere(step)] if able else self._elsewhere(step)
             free = [engine for engine in every if engine.takes_steps]
             for engine in free:
                 if engine._endpoint.url not in avoided:
@@ -484,7 +489,8 @@ class HttpEngine(TokenEngine):
         """Other engines that are up and can hold a step, the least loaded first."""
         needed = step.request.prompt_tokens + step.request.max_tokens
         up = [e for e in self._others(self) if e._facts is not None and e._state == "ready"]
-        fits = [e for e in up if e._facts is not None and e._facts.longest >= needed]
+        able = [e for e in up if e._serves(step.adapter)]
+        fits = [e for e in able if e._facts is not None and e._facts.longest >= needed]
         return sorted(fits, key=lambda engine: engine.load)
 
     async def _call(self, step: HttpStep, place: "HttpEngine") -> None:
@@ -612,7 +618,7 @@ class HttpEngine(TokenEngine):
         until_s = self._loop.time() + self._settings.abort_limit_s
         while not stream.done() and (left_s := until_s - self._loop.time()) > 0:
             place = next((e for e in (self, *self._others(self)) if step in e._here), None)
-            if place is None:  # it waits for one
+            if place is None or not step.engine_id:  # it waits for one, or cannot be named
                 break
             body = {"request_ids": [step.engine_id]}
             try:

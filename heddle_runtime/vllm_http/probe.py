@@ -11,6 +11,10 @@ from heddle_runtime.vllm_http.stream import ProtocolError, read_chunk
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
+FORWARDED = frozenset({RESPONSES, MESSAGES})
+"""Endpoints whose answers clients get as an engine sends them; no event has token ids."""
 
 GATEWAY_HEADER = "x-heddle-gateway"
 """A gateway sends it with every answer, so that none takes itself or another for an engine."""
@@ -58,6 +62,8 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """None where its configuration cannot be read."""
     tp: int | None = None
     """Its TP degree; None where its configuration cannot be read."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that it lists, by the names that requests give."""
     ranks: int = 1
     """Data-parallel ranks."""
     parses: bool = False
@@ -156,6 +162,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         max_running=_size(max_running),
         kv_lease_s=float(lease_s) if isinstance(lease_s, int | float) else None,
         tp=_size(tp),
+        adapters=_adapters(models),
         ranks=len(ranks),
         parses=await _parses(endpoint, limit_s),
         answers=answers,
@@ -234,6 +241,12 @@ def _base_model(answer: Answer) -> dict[str, Any] | None:
         ):
             return model
     return None
+
+
+def _adapters(answer: Answer) -> tuple[str, ...]:
+    listed = _field(answer, "data")
+    models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+    return tuple(str(each["id"]) for each in models if each.get("parent") and "id" in each)
 
 
 async def _configuration(endpoint: Endpoint, limit_s: float) -> dict[str, Any]:

@@ -11,6 +11,9 @@ _ENGINE_IDS = {CHAT: "chatcmpl-{}", COMPLETIONS: "cmpl-{}-0"}
 _FINISHES = frozenset({"stop", "length", "abort", "repetition", "tool_calls", "function_call"})
 
 
+_LAST_EVENTS = frozenset(
+    {"message_stop", "response.completed", "response.incomplete", "response.failed"}
+)
 MOST_CALLS = 4096
 """Tool calls of one answer; vLLM's parsers number them from 0."""
 
@@ -24,8 +27,8 @@ class EngineError(Exception):
 
 
 def engine_id(path: str, request_id: str) -> str:
-    """The id by which vLLM knows a request: an order to abort names it."""
-    return _ENGINE_IDS[path].format(request_id)
+    """The id by which vLLM knows a request: an order to abort names it. "": none is known."""
+    return _ENGINE_IDS.get(path, "").format(request_id)
 
 
 def relay_body(
@@ -158,6 +161,23 @@ def _are_logprobs(found: Any) -> bool:
     if not all(isinstance(each, list) for each in lists):
         return False
     return all(isinstance(entry, dict) for entry in found.get("content") or ())
+
+
+def ends_answer(found: dict[str, Any]) -> bool:
+    """Whether it is the last event of a forwarded stream."""
+    return found.get("type") in _LAST_EVENTS
+
+
+def forwarded_counts(found: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return output and cached tokens that a forwarded answer or event says, where it does."""
+    inner = found.get("response") or found.get("message")
+    usage = found.get("usage") or (inner.get("usage") if isinstance(inner, dict) else None)
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("input_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    counts = usage.get("output_tokens"), cached or usage.get("cache_read_input_tokens")
+    made, cached = (n if type(n) is int and n >= 0 else None for n in counts)
+    return made, cached
 
 
 def cached_tokens(found: dict[str, Any]) -> int | None:

@@ -43,8 +43,6 @@ class HttpRenderer:
         Raises:
             RenderError: it is refused, or asks for what a step cannot do.
         """
-        if endpoint == COMPLETIONS:
-            _check_one_prompt(body.get("prompt"))
         content = await self._call(f"{endpoint}/render", body)
         if endpoint == COMPLETIONS:
             content = content[0] if isinstance(content, list) and len(content) == 1 else None
@@ -73,7 +71,7 @@ class HttpRenderer:
         if self._generates:
             return {name: value for name, value in rendered.items() if name not in INTERNAL_FIELDS}
         try:
-            return checked_sampling(rendered)
+            return checked_sampling({**rendered, "n": 1})
         except SamplingError as wrong:
             _refuse(wrong.field, str(wrong))
 
@@ -264,12 +262,6 @@ def _ids(ids: Any) -> "array[int] | None":
         return array("I", ids)
     except OverflowError:
         _refuse("prompt", "a token id of the prompt is none of the vocabulary")
-
-
-def _check_one_prompt(prompt: Any) -> None:
-    several = isinstance(prompt, list) and {str, list} >= set(map(type, prompt))
-    if several and len(prompt) > 1:
-        _refuse("prompt", "one prompt for each request: send the others on their own", ours=True)
 
 
 def _name_calls(choice: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """One dispatch at an endpoint: its request, and its tokens as they come."""
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -19,12 +20,14 @@ from heddle_runtime.generation import (
 )
 from heddle_runtime.sampling import checked_sampling
 from heddle_runtime.vllm_http import relay
-from heddle_runtime.vllm_http.probe import GENERATE
+from heddle_runtime.vllm_http.probe import FORWARDED, GENERATE
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
 REQUEST_PREFIX = "generate-tokens-"
 """vLLM puts it before the id of a request of tokens; an abort names the whole."""
+NAME_CHARACTERS = 64
+"""Of a client's id of its request, as far as engines get it."""
 _TRACES = secrets.token_bytes(16)
 """Tells the traces of this process from others'."""
 FEATURES = frozenset({"features", "reasoning_ended", "reasoning_parser_kwargs"})
@@ -50,7 +53,7 @@ class HttpStep:
         """
         self.trajectory: TrajectoryId = request.trajectory
         self.resumable = request.resumable
-        self.request, self.id = request, id_
+        self.request, self.id, self.span = request, id_, id_[:16]
         self.payload = request.payload if isinstance(request.payload, Generation) else None
         self.relay = self.payload.relay if self.payload is not None else None
         self.attempts = self.payload.attempts if self.payload is not None else StepAttempts()
@@ -87,6 +90,16 @@ class HttpStep:
         self._cached: int | None = None
 
     @property
+    def forwarded(self) -> bool:
+        """Whether its answer is passed on as it is."""
+        return self.relay is not None and self.relay.path in FORWARDED
+
+    @property
+    def adapter(self) -> str:
+        """The LoRA adapter that it is for, "" for none."""
+        return self.payload.adapter if self.payload is not None else ""
+
+    @property
     def salt(self) -> str:
         """What separates its KV from that of others."""
         return self.payload.cache_salt if self.payload is not None else ""
@@ -108,16 +121,19 @@ class HttpStep:
 
     @property
     def engine_id(self) -> str:
-        """The id that an abort names."""
+        """The id that an abort names; "": only the end of its connection ends it."""
         if self.relay is None:
             return REQUEST_PREFIX + self.id
         return relay.engine_id(self.relay.path, self.id)
 
     @property
     def trace_headers(self) -> dict[str, str]:
-        """W3C trace context, https://www.w3.org/TR/trace-context: a trajectory is a trace."""
+        """Its client's name for it, where no body has that, and W3C trace context: a trajectory is
+        a trace (https://www.w3.org/TR/trace-context).
+        """
         trace = blake2b(self.trajectory.encode(), digest_size=16, key=_TRACES).hexdigest()
-        return {"traceparent": f"00-{trace}-{self.id[:16]}-01"}
+        named = {"X-Request-Id": self.id} if self.forwarded and "-" in self.id else {}
+        return {"traceparent": f"00-{trace}-{self.span}-01", **named}
 
     @property
     def streams(self) -> bool:
@@ -126,7 +142,9 @@ class HttpStep:
 
     def posted(self, id_: str, now_s: float) -> None:
         """A call of an endpoint begins, under an id of its own."""
-        self.id, self.cut = id_, ""
+        name = self.payload.name if self.payload is not None else ""
+        kept = re.sub(r"[^\w.:-]", "_", name[:NAME_CHARACTERS], flags=re.ASCII)
+        self.id, self.span, self.cut = f"{kept}-{id_}" if kept else id_, id_[:16], ""
         self.posted_s, self.brought_s, self.overtaken = now_s, 0.0, False
         self.finish, self.uncounted = None, 0
         if self.relay is not None:
@@ -134,6 +152,8 @@ class HttpStep:
 
     def body(self, *, counts_each: bool = False) -> dict[str, Any]:
         """What is sent there; `counts_each` as in `relay_body`."""
+        if self.forwarded and self.relay is not None:
+            return self.relay.body
         if self.relay is not None:
             return relay.relay_body(
                 self.relay.body,
@@ -158,6 +178,7 @@ class HttpStep:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             **({"cache_salt": self.salt} if self.salt else {}),
+            **({"model": self.adapter} if self.adapter else {}),
         }
 
     def take(self, event: bytes) -> int:
@@ -183,6 +204,10 @@ class HttpStep:
         """
         assert self.relay is not None
         found = relay.read_object(data)
+        if self.forwarded:
+            self._take_forwarded(found)
+            self.finish = "stop"
+            return self.uncounted
         if not isinstance(found.get("choices"), list) or not found["choices"]:
             raise ProtocolError("it sent an answer without choices")
         self.uncounted = relay.completion_tokens(found) or 0
@@ -191,7 +216,19 @@ class HttpStep:
         self.relay.on_event(found)
         return self.uncounted
 
+    def _take_forwarded(self, found: dict[str, Any]) -> int:
+        assert self.relay is not None
+        made, cached = relay.forwarded_counts(found)
+        self.uncounted = made or self.uncounted
+        self._cached = cached if cached is not None else self._cached
+        if relay.ends_answer(found):
+            self.finish = "stop"
+        self.relay.on_event(found)
+        return 1
+
     def _take_relayed(self, found: dict[str, Any]) -> int:
+        if self.forwarded:
+            return self._take_forwarded(found)
         assert self.relay is not None
         tokens, finish, stop_reason = relay.check_event(found)
         if self.finish is not None and (tokens or finish):

@@ -23,6 +23,9 @@ class Listener:
     def __init__(self) -> None:
         self.answers: list[ToolAnswer] = []
 
+    def step_done(self, agent: GatewayAgent) -> None:
+        pass
+
     def step_over(self, agent: GatewayAgent) -> None:
         pass
 

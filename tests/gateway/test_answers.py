@@ -11,7 +11,7 @@ from tests.gateway.served import NO_AIOHTTP
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 from heddle_gateway.answers import EventFilter, Reply, whole_answer, whole_finish
-from heddle_gateway.openai_api import CHAT, COMPLETIONS
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 HEAD = {"id": "of-the-engine", "created": 7, "model": "m"}

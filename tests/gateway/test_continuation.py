@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -22,6 +23,10 @@ class Waiting:
     context_ids: "array[int]"
     prompt_tokens: int = 0
     last_prompt_tokens: int = 0
+
+    @property
+    def step(self) -> Any:
+        return SimpleNamespace(tenant="")
 
 
 def branches(lengths: list[int], own: int) -> "array[int]":

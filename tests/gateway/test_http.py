@@ -369,8 +369,8 @@ BAD: Any = [
     (b"{" + b",".join(b'"k%d":{}' % n for n in range(50_000)) + b"}", 400, "messages"),
     (b'{"model": "other", "messages": []}', 404, "not served"),
     (b'{"model": ["fake"], "messages": []}', 404, "not served"),
-    (b'{"n": 2, "messages": []}', 400, "sample"),
-    (b'{"n": "2", "messages": []}', 400, "sample"),
+    (b'{"n": 2000, "messages": []}', 400, "1,024 at most"),
+    (b'{"n": "2", "messages": []}', 400, "messages"),
     (b'{"stream": "yes", "messages": []}', 400, "stream"),
     (b'{"session_id": {"a": 1}, "messages": []}', 400, "session_id"),
     (b'{"session_id": "' + b"x" * 600 + b'", "messages": []}', 400, "512 at most"),
@@ -412,7 +412,7 @@ def test_a_bad_body_is_refused_and_nothing_else_disturbed(body: bytes, status: i
         {"sampling_params": {"max_tokens": 0}},
         {"sampling_params": {"max_tokens": "9"}},
         {"sampling_params": {"max_tokens": True}},
-        {"sampling_params": {"n": 2}},
+        {"sampling_params": {"n": 2000}},
         {"sampling_params": {"logits_processors": ["x"]}},
         {"output_mode": "text"},
         {"features": {"mm_hashes": {}}},
@@ -596,13 +596,13 @@ def test_a_limit_of_open_files_that_cannot_be_raised_is_said(monkeypatch):
         raise_file_limit(100)
 
 
-def test_a_prompt_may_be_one_list_of_token_ids_from_0_on_and_no_other_list_or_object():
+def test_a_prompt_may_be_a_list_of_token_ids_from_0_on_and_no_mixed_list_or_object():
     async def main() -> None:
         async with client() as http:
             for prompt in ([0, 5], [[0, 5]]):
                 body = {"model": CHAT["model"], "prompt": prompt, "max_tokens": 3}
                 assert (await http.post("/v1/completions", body))["usage"]["prompt_tokens"] == 2
-            for prompt in ([-1, 5], [[5], [5]], {}):
+            for prompt in ([-1, 5], [[5], "a"], {}):
                 body = {"model": CHAT["model"], "prompt": prompt, "max_tokens": 3}
                 status, answer = await http("POST", "/v1/completions", body)
                 assert (status, answer["error"]["param"]) == (400, "prompt")

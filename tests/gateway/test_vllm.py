@@ -125,6 +125,35 @@ def test_answers_are_those_of_the_server_itself(servers: Servers, tmp_path: Path
         served.end()
 
 
+def test_responses_messages_and_samples_are_those_of_the_server_itself(
+    servers: Servers, tmp_path: Path
+):
+    urls = [word for server in servers.each for word in ("--worker", server.url)]
+    with (
+        gateway(tmp_path, *urls) as served,
+        servers.client(served.url) as ours,
+        servers.client(servers.each[0].url) as direct,
+    ):
+        model = name_of(direct)
+        asked: Any = {"model": model, "input": "count to ten", "max_output_tokens": 20}
+        texts = [c.responses.create(**asked, temperature=0).output_text for c in (direct, ours)]
+        assert texts[0] == texts[1] != ""
+        with ours.responses.stream(**asked, temperature=0) as stream:
+            assert stream.get_final_response().output_text == texts[0]
+
+        message = {"model": model, "messages": CHAT["messages"], "max_tokens": 20, "temperature": 0}
+        answers = [c.post("/messages", body=message, cast_to=object) for c in (direct, ours)]
+        said = [(a["content"], a["stop_reason"], a["usage"]["output_tokens"]) for a in answers]
+        assert said[0] == said[1]
+
+        drawn = {**CHAT, "temperature": 0.9, "seed": 7, "n": 3, "max_tokens": 12}
+        samples = [c.chat.completions.create(model=model, **drawn) for c in (direct, ours)]
+        found = [[choice.token_ids for choice in each.choices] for each in samples]
+        assert found[0] == found[1]
+        assert samples[0].usage.completion_tokens == samples[1].usage.completion_tokens == 36
+        served.end()
+
+
 def test_the_death_of_an_engine_under_its_steps_changes_no_token(servers: Servers, tmp_path: Path):
     with servers.client(servers.each[0].url) as direct:
         model = name_of(direct)

@@ -21,10 +21,14 @@ from campaigns.faults.mock_bodies import (
     DEFAULT_TOKENS,
     MockRefusalError,
     Wanted,
+    prompt_of,
     rendered,
+    text_of,
     wanted,
 )
+from heddle_runtime.vllm_http.probe import MESSAGES, RESPONSES
 from tests.runtime.counting_process import BLOCK, next_token
+from tests.runtime.fake_forwarded import answer_of, chat_of, delta_of, last_events, refusal_of
 
 BLOCKS = 2001
 TOKEN_S = 0.002
@@ -66,6 +70,7 @@ class FakeVllm:
     """Used beside those of its streams."""
     ranks = 1
     """Data-parallel ranks."""
+    adapters: tuple[str, ...] = ("adapter",)
     stall_over = 1 << 30
     """Longer prompts get no token."""
 
@@ -104,8 +109,8 @@ class FakeVllm:
         """Aborts that are answered and not done."""
         self.seen: list[dict[str, Any]] = []
         """Bodies of generations."""
-        self.keys, self.traces = list[str](), list[str]()
-        """Authorization headers of all calls, and trace contexts of those that have one."""
+        self.keys, self.traces, self.named = list[str](), list[str](), list[str]()
+        """Authorization headers of all calls; trace contexts and ids of those that have one."""
         self.generated = 0
         """Tokens made."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
@@ -141,6 +146,8 @@ class FakeVllm:
         app.router.add_post("/inference/v1/abort_requests", self._abort)
         app.router.add_post(CHAT, self._text)
         app.router.add_post(COMPLETIONS, self._text)
+        for path in (RESPONSES, MESSAGES):
+            app.router.add_post(path, self._forwarded)
         app.router.add_post("/v1/{kind:.*}/render", self._render)
         app.router.add_post("/v1/{kind:.*}/derender", self._derender)
         for path in CONTROL:
@@ -209,7 +216,9 @@ class FakeVllm:
         return web.json_response({"version": self.version})
 
     async def _models(self, request: web.Request) -> web.Response:
-        adapter = {"id": "adapter", "owned_by": self.owner, "parent": self.model}
+        adapters = [
+            {"id": name, "owned_by": self.owner, "parent": self.model} for name in self.adapters
+        ]
         base = {
             "id": self.model,
             "owned_by": self.owner,
@@ -217,7 +226,7 @@ class FakeVllm:
             "parent": None,
             "max_model_len": self.max_context,
         }
-        return web.json_response({"object": "list", "data": [adapter, base]})
+        return web.json_response({"object": "list", "data": [*adapters, base]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.metrics:
@@ -404,7 +413,37 @@ class FakeVllm:
         return wanted(path, body, context_tokens=context, request_id=name)
 
     def _names_no_model(self, body: dict[str, Any]) -> bool:
-        return body.get("model", self.model) != self.model
+        return body.get("model", self.model) not in (self.model, *self.adapters)
+
+    async def _forwarded(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.seen.append(body)
+        self.named += request.headers.getall("X-Request-Id", [])
+        if self._names_no_model(body):
+            return web.json_response(refusal_of(request.path, "no such model", 404), status=404)
+        if body.get("temperature", 0) > 2:
+            return web.json_response(refusal_of(request.path, "too hot", 400), status=400)
+        chat, made = chat_of(request.path, body), list[int]()
+        prompt = prompt_of(CHAT, chat)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        streams = bool(body.get("stream"))
+        while len(made) < chat["max_tokens"]:
+            if self.cuts > 0 and len(made) == self.cut_after:
+                self.cuts -= 1
+                self._cut(request)
+            await asyncio.sleep(TOKEN_S)
+            made.append(next_token([*prompt, *made], MODEL))
+            self._computed(1)
+            if streams:
+                if not response.prepared:
+                    await response.prepare(request)
+                await _send(response, delta_of(request.path, text_of(made[-1:])))
+        whole = answer_of(request.path, body, text_of(made), len(prompt), len(made))
+        if not streams:
+            return web.json_response(whole)
+        for event in last_events(request.path, whole):
+            await _send(response, event)
+        return response
 
     async def _next(self, answering: Answering, running: _Running) -> None:
         """Make one token, or end by an abort."""
@@ -525,11 +564,14 @@ class FakeVllm:
             made = _scripted(body)
         else:
             try:
-                want = self._wanted(CHAT if chat else COMPLETIONS, request, body)
+                if forwarded := request.path.startswith((RESPONSES, MESSAGES)):
+                    body = chat_of(request.path.removesuffix("/render"), body)
+                of_chat = chat or forwarded
+                want = self._wanted(CHAT if of_chat else COMPLETIONS, request, body)
             except MockRefusalError as refused:
                 return web.json_response(refused.body, status=refused.status)
             made = rendered(body, want)
-        return web.json_response(made if chat else [made])
+        return web.json_response([made] if "/completions" in request.path and not chat else made)
 
     async def _derender(self, request: web.Request) -> web.Response:
         self.seen.append(body := await request.json())

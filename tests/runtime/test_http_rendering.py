@@ -58,9 +58,6 @@ def test_a_body_becomes_tokens_and_what_a_step_needs():
 @pytest.mark.parametrize(
     ("endpoint", "body", "status", "param"),
     [
-        (CHAT, BODY | {"n": 3}, 400, "n"),
-        (COMPLETIONS, {"model": MODEL, "prompt": ["a", "b"]}, 400, "prompt"),
-        (COMPLETIONS, {"model": MODEL, "prompt": [[1], [2]]}, 400, "prompt"),
         (CHAT, BODY | {"model": "other"}, 404, None),
     ],
 )

@@ -19,7 +19,11 @@ CLOCK_S: Final = 600.0
 NOW: Final = "<now>"
 ANY: Final = "<random>"
 COUNT: Final = "<count>"
-_RANDOM: Final = re.compile(r"\b(chatcmpl-tool|chatcmpl|cmpl|call)([-_])[0-9a-f]{6,}[0-9a-f-]*")
+_RANDOM: Final = re.compile(
+    r"\b(chatcmpl-tool|chatcmpl|cmpl|call|resp|msg|rs)([-_])[0-9a-f]{6,}[0-9a-f-]*"
+)
+_TIMES: Final = ("created", "created_at", "completed_at")
+_IDS: Final = ("id", "item_id")
 _CACHE_COUNTS: Final = ("cached_tokens", "created_cache_tokens")
 
 
@@ -103,11 +107,11 @@ def _masked(value: Any, now_s: float, *, own_id: bool, key: str = "") -> Any:
         return {k: _masked(v, now_s, own_id=own_id, key=k) for k, v in value.items()}
     if isinstance(value, list):
         return [_masked(each, now_s, own_id=own_id, key=key) for each in value]
-    if key == "created" and type(value) is int and abs(value - now_s) < CLOCK_S:
+    if key in _TIMES and type(value) is int and abs(value - now_s) < CLOCK_S:
         return NOW
     if key in _CACHE_COUNTS and type(value) is int:
         return COUNT
-    if isinstance(value, str) and (key == "message" or (key == "id" and not own_id)):
+    if isinstance(value, str) and (key == "message" or (key in _IDS and not own_id)):
         return _RANDOM.sub(rf"\1\2{ANY}", value)
     if isinstance(value, str) and key == "id" and value.startswith("chatcmpl-tool-"):
         return _RANDOM.sub(rf"\1\2{ANY}", value)

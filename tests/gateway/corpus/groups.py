@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Final
 
 from heddle_runtime.tiny_model import CHAT_TEMPLATE, SIZES, make_tiny_model
-from tests.gateway.corpus import bodies, details, limits, reasoning, sampling, structured, tools
+from tests.gateway.corpus import (
+    bodies,
+    details,
+    interfaces,
+    limits,
+    reasoning,
+    sampling,
+    structured,
+    tools,
+)
 from tests.gateway.corpus.request import Request
 
 MODEL: Final = "tiny"
@@ -90,6 +99,8 @@ def _main(group: Group, seed: int) -> list[Request]:
         bodies.messages(seed, MODEL),
         bodies.wrong(seed, MODEL),
         tools.unparsed(seed),
+        interfaces.several(seed, MODEL),
+        interfaces.others(seed, MODEL),
     )
     return [request for each in lists for request in each]
 

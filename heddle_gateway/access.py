@@ -1,0 +1,61 @@
+"""A line of JSON for each request: who asked for what, and what came of it."""
+
+import time
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+from aiohttp import web
+
+from heddle_gateway.client_step import ClientStep
+
+STEPS: Final = web.RequestKey("heddle_steps", list[ClientStep])
+TENANT: Final = web.RequestKey("heddle_tenant", str)
+"""Who sent a request."""
+
+
+class AccessLog:
+    """Appends to a file; each line is there when its request is answered."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._file: IO[bytes] = path.open("ab", buffering=0)
+
+    def write(self, request: web.Request, path: str, status: int, began_s: float) -> None:
+        """Write the line of a request that was answered, or whose client is gone (499)."""
+        now_s = time.monotonic()
+        line: dict[str, Any] = {
+            "time": round(time.time(), 3),
+            "tenant": request.get(TENANT, ""),
+            "from": request.remote,
+            "method": request.method,
+            "path": path,
+            "status": status,
+            "seconds": round(now_s - began_s, 6),
+            "request_id": request.headers.get("X-Request-Id"),
+        }
+        if steps := request.get(STEPS):
+            line |= _of_steps(steps)
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _of_steps(steps: list[ClientStep]) -> dict[str, Any]:
+    first = steps[0]
+    waited = [s.dispatched_s - s.submitted_s for s in steps if s.dispatched_s is not None]
+    return {
+        "trajectory": first.trajectory,
+        "steps": len(steps),
+        "engine": first.engine or None,
+        "prompt_tokens": sum(len(step.prompt_ids) for step in steps),
+        "output_tokens": sum(step.tokens for step in steps),
+        "queued_seconds": round(max(waited), 6) if waited else None,
+        "preempted": sum(max(0, step.dispatches - 1) for step in steps),
+    }

@@ -1,0 +1,210 @@
+"""Keys of tenants: whose a session is, limits, priorities, and the line of each request."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from heddle_core.events import StepFinished, TrajectoryArrived
+from tests.gateway.served import NO_AIOHTTP, run
+
+pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
+
+from heddle_gateway.access import AccessLog
+from heddle_gateway.errors import ApiError
+from heddle_gateway.tenants import Tenant, Tenants, TenantsError, read_tenants
+from tests.gateway.test_http import CHAT, IDS, Client, client
+
+GENERATE = "/inference/v1/generate"
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def keys(folder: Path, **limits: str) -> Path:
+    """A file with a tenant for each name, whose key is its name."""
+    path = folder / "keys.toml"
+    tables = (f'[{name}]\nsha256 = "{digest(name)}"\n{more}' for name, more in limits.items())
+    path.write_text("\n".join(tables))
+    return path
+
+
+@asynccontextmanager
+async def tenants(folder: Path, **limits: str) -> AsyncIterator[Client]:
+    async with client(settings={"api_key": "master"}, mean_tokens=10**9) as http:
+        http.bench.front.tenants = Tenants(keys(folder, **limits))
+        yield http
+
+
+async def ask(http: Client, key: str, **fields: Any) -> tuple[int, Any]:
+    return await http("POST", GENERATE, {**IDS, **fields}, Authorization=f"Bearer {key}")
+
+
+def test_a_session_belongs_to_a_key_and_no_other_ends_continues_or_reads_it(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="", bob="") as http:
+            for key in ("ann", "bob", "ann", "master"):
+                status, answer = await ask(http, key, session_id="s")
+                assert status == 200, answer
+            # The third asks for its own kept answer.
+            arrived = [e.trajectory for e in http.bench.events(TrajectoryArrived)]
+            assert arrived == ["ann:s", "bob:s", "_:s"]
+            assert len(http.bench.events(StepFinished)) == 3
+            ends = "/finish_session?session_id=s"
+            for key, finished in (("bob", True), ("bob", False), ("ann", True)):
+                _, said = await http("POST", ends, {}, Authorization=f"Bearer {key}")
+                assert said["finished"] is finished
+            await ask(http, "master", session_id="ann:s")
+            assert http.bench.events(TrajectoryArrived)[-1].trajectory == "_:ann:s"
+
+    run(main())
+
+
+def test_a_history_of_another_tenant_is_no_continuation_of_its_trajectory(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="", bob="") as http:
+            messages = [{"role": "user", "content": "one two three"}]
+            body = {**CHAT, "max_tokens": 20, "messages": messages}
+
+            async def said(key: str) -> Any:
+                auth = f"Bearer {key}"
+                return await http.post("/v1/chat/completions", body, Authorization=auth)
+
+            messages.append((await said("ann"))["choices"][0]["message"])
+            messages.append({"role": "user", "content": "go on"})
+            await said("bob")
+            assert len(http.bench.events(TrajectoryArrived)) == 2
+            await said("ann")
+            assert len(http.bench.events(TrajectoryArrived)) == 2
+
+    run(main())
+
+
+def test_an_unknown_key_is_refused_and_anthropics_header_is_read(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            http.bench.front.settings = type(http.bench.front.settings)()
+            for key in ("", "Ann", "ann "):
+                status, _ = await ask(http, key)
+                assert status == (200 if key == "ann " else 401)
+            assert (await http("POST", GENERATE, IDS, X_Api_Key="ann"))[0] == 200
+            assert (await http("POST", GENERATE, IDS, X_Api_Key=digest("ann")))[0] == 401
+
+    run(main())
+
+
+def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_other(tmp_path: Path):
+    limited = "requests_per_minute = 12"
+
+    async def main() -> None:
+        async with tenants(tmp_path, ann=limited, bob="concurrent = 2") as http:
+            assert [(await ask(http, "ann"))[0] for _ in range(3)] == [200, 200, 429]
+            assert 1 <= int(http.headers["Retry-After"]) <= 5
+            assert (await ask(http, "bob"))[0] == 200
+            http.bench.gateway.pause()
+            held = [asyncio.create_task(ask(http, "bob")) for _ in range(2)]
+            while http.bench.front.tenants.uses["bob"].steps < 2:
+                await asyncio.sleep(0.01)
+            status, error = await ask(http, "bob")
+            assert (status, error["error"]["code"]) == (429, "rate_limit")
+            assert (await http("POST", "/finish_session?session_id=x", {}, X_Api_Key="bob"))[
+                0
+            ] == 200
+            http.bench.gateway.resume()
+            assert [(await each)[0] for each in held] == [200, 200]
+            sampling = {"max_tokens": 2, "n": 3}
+            assert (await ask(http, "bob", sampling_params=sampling))[0] == 429
+
+    run(main())
+
+
+def test_a_rate_is_earned_back_by_and_by():
+    made = Tenants(None, {"a": Tenant(sha256="0" * 64, requests_per_minute=60.0)})
+    for _ in range(10):
+        made.count("a", 5.0)
+    with pytest.raises(ApiError) as refused:
+        made.count("a", 5.0)
+    assert refused.value.retry_after_s == 1
+    made.count("a", 6.0)
+    with pytest.raises(ApiError):
+        made.count("a", 6.5)
+
+
+def test_steps_of_a_higher_priority_run_first(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, low="", high="priority = 3") as http:
+            front = http.bench.front
+            slots = sum(front.gateway.engines.values())
+            front.gateway.pause()
+            sampling = {"max_tokens": 60}
+            sent = [
+                asyncio.create_task(ask(http, key, sampling_params=sampling))
+                for key in (*["low"] * (2 * slots), *["high"] * slots)
+            ]
+            while "high" not in front.tenants.uses or front.tenants.uses["high"].steps < slots:
+                await asyncio.sleep(0.01)
+            front.gateway.resume()
+            await asyncio.gather(*sent)
+            arrived = http.bench.events(TrajectoryArrived)
+            tier = {e.trajectory: e.hints.tier if e.hints else 0 for e in arrived}
+            ended = [tier[e.trajectory] for e in http.bench.events(StepFinished)]
+            # As many of the low ones as there are slots had them before any high one came.
+            assert ended[-slots:] == [0] * slots
+
+    run(main())
+
+
+def test_each_request_has_a_line_of_json(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            http.bench.front.access_log = log = AccessLog(tmp_path / "access.jsonl")
+            await ask(http, "ann", session_id="s")
+            await ask(http, "nobody")
+            await http("GET", "/health")
+            log.close()
+
+    run(main())
+    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
+    assert [(line["tenant"], line["status"]) for line in lines] == [("ann", 200), ("", 401)]
+    assert lines[0]["path"] == GENERATE
+    assert (lines[0]["trajectory"], lines[0]["output_tokens"]) == ("ann:s", 5)
+    assert "ann" not in json.dumps(lines[1])
+
+
+def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
+    path = keys(tmp_path, ann="")
+    made = Tenants(path)
+    keys(tmp_path, bob="")
+    made.reload()
+    assert (made.name_of("ann"), made.name_of("bob")) == (None, "bob")
+    path.write_text("[bob")
+    with pytest.raises(TenantsError):
+        made.reload()
+    assert made.name_of("bob") == "bob"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[a]", "sha256"),
+        ("[a]\nsha256 = 'plain'", "sha256"),
+        ('["a:b"]\nsha256 = \'' + "0" * 64 + "'", "a:b|keys"),
+        ("[a]\nsha256 = '" + "0" * 64 + "'\nconcurrent = 0", "concurrent"),
+        ("[a]\nsha256 = '" + "0" * 64 + "'\nlimit = 3", "limit"),
+        ("[a]\nsha256 = '" + "0" * 64 + "'\n[b]\nsha256 = '" + "0" * 64 + "'", "same key"),
+        ("[a", "keys.toml"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_keys_is_named(tmp_path: Path, text: str, says: str):
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    with pytest.raises(TenantsError, match=says):
+        read_tenants(path)
+    with pytest.raises(TenantsError, match="No such file"):
+        read_tenants(tmp_path / "none.toml")
