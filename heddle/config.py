@@ -55,8 +55,8 @@ class RuntimeConfig:
     """`fake`: engines that keep time as the profile says and make no tokens; `http`: engines that
     run already, by URL, for `heddle serve`."""
     executor: Literal["processes", "ray"] = "processes"
-    """Where simulations run: in processes here, or as tasks of a Ray cluster, that of RAY_ADDRESS or
-    this machine."""
+    """Where simulations run: in processes here, or as tasks of a Ray cluster, that of RAY_ADDRESS
+    or this machine."""
     launcher: Literal["local", "ray"] = "local"
     """Where engines are started: `local`, on this machine; `ray`, on nodes of a Ray cluster."""
     drafter: str = ""

@@ -123,8 +123,8 @@ class ClientStep:
         self.resumable = counts_tokens and exactly_resumable(rendered.sampling)
         wanted = {name: value for name, value in (body or {}).items() if name not in _UNEQUAL}
         kind = (counts_tokens, counts_tokens or streams)
-        asked = (endpoint, tenant, sample, adapter, kind, wanted)
-        given = (*asked, rendered.sampling, self.features, max_tokens, cache_salt)
+        request = (endpoint, tenant, sample, adapter, kind, wanted)
+        given = (*request, rendered.sampling, self.features, max_tokens, cache_salt)
         digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()

@@ -52,20 +52,20 @@ def model_endpoint(endpoint: str) -> Handler:
     async def handle(front: Front, request: web.Request) -> web.StreamResponse:
         raw = await front.raw_body(request)
         try:
-            asked = await _asked(front, request, endpoint, parse_body(raw) if raw else {})
+            checked = await _checked(front, request, endpoint, parse_body(raw) if raw else {})
         except (RenderError, ApiError) as wrong:
             refusal = await _refusal(front, request, endpoint, raw, wrong)
             if refusal.in_stream:
                 return await refused_stream(request, endpoint, refusal)
             raise refusal from None
-        with front.tenants.holding(asked.who.tenant, len(asked.steps)):
-            return await _answered(front, request, endpoint, asked)
+        with front.tenants.holding(checked.who.tenant, len(checked.steps)):
+            return await _answered(front, request, endpoint, checked)
 
     return handle
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Checked:
     """A request after all checks, with a step for each answer that it asks for."""
 
     body: dict[str, Any]
@@ -78,7 +78,9 @@ class _Asked:
     """Body, prompt and step of each answer; the samples of a prompt are beside each other."""
 
 
-async def _asked(front: Front, request: web.Request, endpoint: str, body: dict[str, Any]) -> _Asked:
+async def _checked(
+    front: Front, request: web.Request, endpoint: str, body: dict[str, Any]
+) -> _Checked:
     """Read a request.
 
     Raises:
@@ -116,7 +118,7 @@ async def _asked(front: Front, request: web.Request, endpoint: str, body: dict[s
             else:
                 one, prompt = each, rendered
             steps.append((one, prompt, make(endpoint, one, prompt, sample=number)))
-    return _Asked(body, named, who, model, samples, steps)
+    return _Checked(body, named, who, model, samples, steps)
 
 
 def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -> None:
@@ -129,11 +131,11 @@ def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -
 
 
 async def _answered(
-    front: Front, request: web.Request, endpoint: str, asked: _Asked
+    front: Front, request: web.Request, endpoint: str, checked: _Checked
 ) -> web.StreamResponse:
     """Submit the steps of a request, and answer when they bring something."""
-    body = asked.body
-    named = asked.named
+    body = checked.body
+    named = checked.named
     # An empty one is kept, as vLLM keeps it.
     own = named or ("" if body.get("request_id") == "" else uuid.uuid4().hex[:16])
     replied = has_reply(endpoint, body)
@@ -142,16 +144,16 @@ async def _answered(
     request[STEPS] = steps
     exchanges = []
     try:
-        for one, rendered, fresh in asked.steps:
-            step = front.gateway.submit(asked.who, fresh, has_reply=replied, model=asked.model)
+        for one, rendered, fresh in checked.steps:
+            step = front.gateway.submit(checked.who, fresh, has_reply=replied, model=checked.model)
             steps.append(step)
             exchanges.append(Exchange(front, endpoint, one, rendered, step, own))
         if named:
             front.requests[named] = steps
         if body.get("stream"):
-            answer = await streamed(request, exchanges, asked.samples)
+            answer = await streamed(request, exchanges, checked.samples)
         else:
-            answer = await whole(exchanges, asked.samples)
+            answer = await whole(exchanges, checked.samples)
         transport = request.transport
         delivered = transport is not None and not transport.is_closing()
         for step in steps:

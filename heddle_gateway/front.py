@@ -180,7 +180,7 @@ class Front:
         except web.RequestPayloadError as error:
             raise ApiError(400, f"the body cannot be read: {error}") from None
 
-    async def other_server(self, request: web.Request) -> Endpoint | None:
+    async def other_endpoint(self, request: web.Request) -> Endpoint | None:
         """Return the server of the model that a request names, if it is another than ours."""
         if not self.others or request.method != "POST":
             return None
@@ -278,7 +278,7 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
                     kind="rate_limit_error",
                     retry_after_s=1,
                 )
-            other = None if access == "admin" else await front.other_server(request)
+            other = None if access == "admin" else await front.other_endpoint(request)
             if other is None:
                 response = await handle(front, request)
             else:

@@ -1,7 +1,6 @@
 """The gateway without HTTP: sessions in front of a driver, in one asyncio event loop."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -16,14 +15,14 @@ from heddle_core.events import (
     WeightsUpdated,
 )
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
-from heddle_core.journal import recorded
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, no_engine, past_deadline, too_long, unavailable
 from heddle_gateway.identity import Identity
 from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import ClientSessions, SessionLimits
-from heddle_rollout.core import Core
+from heddle_gateway.timed_core import TimedCore
+from heddle_rollout.core import Core, RecordedCore
 from heddle_rollout.driver import ROLLOUT, Driver, RolloutError
 from heddle_rollout.engines import Launcher
 from heddle_rollout.services import Predictions, Solver
@@ -36,30 +35,6 @@ MOST_DEATHS = 3
 """Engines that may die under one step before its first token: it may be what kills them."""
 MOST_DEATHS_EVER = 8
 """Engines that may die under one step."""
-
-
-class _Observed:
-    """A core whose events the gateway sees too."""
-
-    def __init__(
-        self,
-        core: Core,
-        sink: Callable[[Event, Sequence[Command]], None],
-        took: Callable[[float], None],
-    ) -> None:
-        """`took` gets the seconds of each decision."""
-        self._core, self._took = core, took
-        self.handle = recorded(self._timed, sink)
-
-    def _timed(self, event: Event) -> Sequence[Command]:
-        began_s = time.perf_counter()
-        commands = self._core.handle(event)
-        self._took(time.perf_counter() - began_s)
-        return commands
-
-    @property
-    def deadline_s(self) -> float | None:
-        return self._core.deadline_s
 
 
 class Gateway:
@@ -85,10 +60,9 @@ class Gateway:
         end with an error. `on_note` gets messages for the owner of the engines. `Driver` gets the
         rest.
         """
-        self._loop = asyncio.get_running_loop()
-        self._clock = clock
+        self._loop, self._clock = asyncio.get_running_loop(), clock
         self._over: asyncio.Future[None] = self._loop.create_future()
-        self._engine_wait_s = engine_wait_s
+        self._engine_wait_s, self._on_note = engine_wait_s, on_note
         self._engineless_since_s: float | None = self._loop.time()
         self._paused_since_s: float | None = None
         self._paused_s = 0.0
@@ -102,10 +76,7 @@ class Gateway:
         """Open ones, each with the trajectories that it may still take; None: any number."""
         self.engines: dict[EngineId, int] = {}
         """Those that are ready, with the steps that each may run at once."""
-        self.dispatches = 0
-        self.preemptions = 0
-        self.engine_deaths = 0
-        self.engines_given_up = 0
+        self.dispatches = self.preemptions = self.engine_deaths = self.engines_given_up = 0
         self.on_engine_left: Callable[[EngineId], None] = lambda engine: None
         """Called when an engine has stopped, or has failed and is not started again."""
         self.url_of: Callable[[str], str] = lambda engine: ""
@@ -113,7 +84,6 @@ class Gateway:
         """The ready engine of a URL; both know engines by URL only."""
         self.on_decision: Callable[[float], None] = lambda seconds: None
         """Called with the seconds that each decision of the core took."""
-        self._on_note = on_note
         self._recalled: set[str] = set()
         """Names of engines that were taken back."""
         self.sessions = ClientSessions(
@@ -130,7 +100,7 @@ class Gateway:
             engine_at=lambda url: self.engine_at(url),
         )
         self.driver = Driver(
-            _Observed(core, self._observe, lambda s: self.on_decision(s)),
+            RecordedCore(TimedCore(core, lambda s: self.on_decision(s)), self._observe),
             launcher,
             clock,
             predictions=predictions,

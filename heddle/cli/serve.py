@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,16 +105,14 @@ def serve(
     def listening(url: str, path: Path) -> None:
         if as_json:
             click.echo(json.dumps({"url": url, "run": str(path)}))
-            sys.stdout.flush()
         else:
             click.echo(f"listening on {url}/v1, policy {config.policy.preset}; run in {path}")
 
     def note(text: str) -> None:
         click.echo(f"Note: {text}", err=True)
 
-    if gateway.front.max_open < MOST_OPEN:
-        at_once = f"{gateway.front.max_open:,} requests at once (serve.max_open, ulimit -Hn)"
-        note(f"{at_once}; more get status 429")
+    if (most := gateway.front.max_open) < MOST_OPEN:
+        note(f"{most:,} requests at once (serve.max_open, ulimit -Hn); more get status 429")
     if gateway.front.open_to_all:
         note("serve.open_to_all: every client that can connect may use it and control its engines")
     result = serve_clients(

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +22,7 @@ from heddle.epochs.file import EpochLog
 from heddle.garbage import seldom_collected
 from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check, check_address, other_models
+from heddle.gateway.reload import Reload
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
 from heddle.setup import RunSetup, prepare
@@ -32,6 +32,7 @@ from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.access import AccessLog
+from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.app import listening, raise_file_limit
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
@@ -98,13 +99,11 @@ def serve(
     gateway = replace(gateway, engine_tp=tp)
     config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
     raise_file_limit(gateway.front.max_open)
-    work = Workload(
-        trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=min(context_tokens, 1 << 20)
-    )
+    largest = min(context_tokens, 1 << 20)
+    work = Workload(trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=largest)
     setup = prepare(config, workload=work)
     asyncio.run(check_address(gateway.host, gateway.port))
-    largest, options = work.largest_tokens, config.serve.render_options
-    with ray_engines(given, largest, options=options) as started:
+    with ray_engines(given, largest, options=config.serve.render_options) as started:
         if started is not None:
             gateway = replace(
                 gateway, engine_urls=started.urls, engine_tps=started.tps, engine_key=started.key
@@ -237,8 +236,6 @@ class _Served:
     ) -> None:
         self._setup, self._config, self._sink = setup, config, sink
         self._model, self._on_note = model, on_note
-        self._workers: Sequence[str] = ()
-        """Of `serve.workers` when it was last read."""
         self.use = GpuUse()
         path = setup.config.serve.epoch_file
         self._lengths = EpochLog(Path(path)) if path else None
@@ -260,6 +257,7 @@ class _Served:
         async with open_engines(setup, self._sink.path) as stack, AsyncExitStack() as rest:
             self._sink.facts = stack.facts
             fake = setup.config.runtime.engine == "fake"
+            agents = fake_agents(serve.fake_tokens, config.fake_replies) if fake else GatewayAgent
             gateway = Gateway(
                 RecordedCore(setup.controller(), self._record),
                 stack.launcher,
@@ -272,11 +270,7 @@ class _Served:
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
                 report_delay_s=stack.report_delay_s,
-                **(
-                    {"make_agent": fake_agents(serve.fake_tokens, config.fake_replies)}
-                    if fake
-                    else {}
-                ),
+                make_agent=agents,
             )
             front = Front(gateway=gateway, model=self._model, settings=config.front)
             if serve.keys:
@@ -297,15 +291,17 @@ class _Served:
                         task.cancel()
 
             front.end = lambda: closing.append(loop.create_task(_drained(gateway, serve.drain_s)))
-            front.reload = partial(self._reload, front)
+            again = Reload(front, config.read_again, self._on_note)
+            front.reload = again.reload
             signals.on_hangup = lambda: loop.call_soon_threadsafe(
-                lambda: reloads.append(loop.create_task(self._reload(front)))
+                lambda: reloads.append(loop.create_task(again.reload()))
             )
-
             try:
                 # From a signal handler: only such a call wakes a waiting loop.
                 with signals.on_signal(lambda count: loop.call_soon_threadsafe(end, count)):
                     await self._connect(front, stack, rest)
+                    for note in await again.take_workers(serve.workers):
+                        raise GatewayFailedError(note)
                     async with listening(front, host=config.host, port=config.port) as port:
                         host = f"[{config.host}]" if ":" in config.host else config.host
                         on_listening(f"http://{host}:{port}")
@@ -394,37 +390,6 @@ class _Served:
                 await engines.expect(url, {"tp": tp}, self._on_note)
             except ApiError as error:
                 raise GatewayFailedError(f"--worker {url}: {error}") from None
-        for note in await self._take_workers(front, self._setup.config.serve.workers):
-            raise GatewayFailedError(note)
-
-    async def _reload(self, front: Front) -> Sequence[str]:
-        """Read keys and engines again; return what could not be taken over."""
-        notes: list[str] = []
-        try:
-            front.tenants.reload()
-            read_again = self._config.read_again
-            if read_again is not None and front.engine_urls is not None:
-                workers = (await asyncio.to_thread(read_again)).serve.workers
-                notes += await self._take_workers(front, workers)
-        except (OSError, ValueError) as error:
-            notes.append(str(error))
-        for note in notes:
-            self._on_note(f"reload: {note}")
-        return notes
-
-    async def _take_workers(self, front: Front, workers: Sequence[str]) -> list[str]:
-        """Register the engines that `serve.workers` has now, and take out those it had before."""
-        engines, notes = front.engine_urls, list[str]()
-        assert engines is not None
-        before, self._workers = self._workers, tuple(workers)
-        for url in set(before).difference(workers):
-            engines.remove(url, drain=True)
-        for url in set(workers).difference(before):
-            try:
-                await engines.expect(url, {}, self._on_note)
-            except ApiError as error:
-                notes.append(f"serve.workers: {url}: {error}")
-        return notes
 
 
 async def _drained(gateway: Gateway, drain_s: float) -> None:

@@ -13,8 +13,7 @@ from typing import Final
 
 from heddle.comparison.tuning import Choice, Variant, running_steps, speculations
 from heddle.cost.prices import Prices
-from heddle.executor import Report
-from heddle.loops.comparison import compare_regimes, run_loop
+from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, UnfitError, packs
 from heddle.loops.fit import fitted
@@ -22,18 +21,16 @@ from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, on_loop, splits
 from heddle.planning.deployment import LoopSplit
-from heddle.search.draws import check_groups, check_history, drawn
+from heddle.search.draws import check_groups, check_history
 from heddle.search.interval import prediction_interval
-from heddle.search.makespan import PassedError
+from heddle.search.jobs import batch_s
 from heddle.search.policies import FIRST, is_other_system, shipped
 from heddle.search.race import (
-    CUT,
     FEWEST,
     LAST,
     NEAR,
     NEVER,
     WIDE,
-    Job,
     OnRound,
     Race,
     drafted,
@@ -52,7 +49,6 @@ from heddle.search.result import (
 )
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, Workload
-from heddle_core.events import Trained
 from heddle_sim.training import TrainingError
 
 REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
@@ -115,14 +111,8 @@ def search_loops(
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     comes = [each for each in first if _as_it_comes(each, config)][:1]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
-    best = next(iter(compared))
-    own_s = found.row(best).step_s.mean
     race.until(None if budget_s is None else began_s + budget_s)
-    for judges in ([best, *comes], compared):
-        race.run(judges, range(race.draws), half="judge")
-    draws = race.keep_ended(best)
-    if not draws:
-        race.made["judge"] = {best: {0: own_s}}
+    draws = _judge(race, found, list(compared), comes)
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))
     judged = {chosen: found.judged(race, chosen)}
@@ -253,7 +243,7 @@ class _Loops:
         each = sum(len(script.steps) for script in scripts) / len(scripts)
         return Race(
             (self._workspace, config, self._short(), self.workload),
-            _batch_s,
+            batch_s,
             draws=FEWEST,
             steps=int(each * config.batches * config.groups * config.samples),
             jobs=jobs,
@@ -322,6 +312,21 @@ class _Loops:
         )
 
 
+def _judge(race: Race, found: _Loops, compared: Sequence[Variant], comes: list[Variant]) -> int:
+    """Run what is compared on prompts that the search has not seen; return the number of draws.
+
+    The best and the first policy's come first. Without time for any, the best has its own trace.
+    """
+    best, *_ = compared
+    own_s = found.row(best).step_s.mean
+    for judged in ([best, *comes], compared):
+        race.run(judged, range(race.draws), half="judge")
+    draws = race.keep_ended(best)
+    if not draws:
+        race.made["judge"] = {best: {0: own_s}}
+    return draws
+
+
 def _candidate(policy: str, regime: str, config: LoopConfig) -> Variant:
     return Variant(
         name=policy,
@@ -378,48 +383,3 @@ def _others(race: Race) -> list[Variant]:
         regimes.setdefault(each.regime, each)
     plain = [each for each in race.ranked() if each.policy == FIRST]
     return [*list(by_kind.values())[:2], *list(regimes.values())[:JUDGED], *plain[:1]]
-
-
-def _batch_s(
-    shared: tuple[Workspace, LoopConfig, int, Workload],
-    job: Job,
-    report: Report | None,
-) -> tuple[float, float, int]:
-    """One loop of a race, as a job of an executor: mean time of a batch, and its wall time.
-
-    It is stopped where the measured batches take longer than the job allows all of them, and where
-    the time of the race is spent.
-    """
-    began_s = time.perf_counter()
-
-    def is_over() -> bool:
-        return time.monotonic() > job.ends_s
-
-    if is_over():
-        return CUT, 0.0, 0
-    workspace, config, short, workload = shared
-    if job.draw.half == "search":
-        config = replace(config, batches=short)
-    setup = prepare_loop(
-        on_loop(job.candidate, config),
-        job.candidate.regime,
-        workspace=workspace,
-        workload=drawn(workload, job.draw, config.run.seed),
-    )
-    ends_s: list[float] = []
-    measured = config.batches - setup.first_measured
-
-    def trained(event: Trained) -> None:
-        ends_s.append(event.time_s)
-        begun = ends_s[setup.first_measured - 1 :]
-        slow = begun and begun[-1] - begun[0] > job.stop_s * measured
-        if slow or is_over():
-            raise PassedError
-
-    try:
-        seconds = run_loop(setup, trained)[0].mean_step_s
-    except PassedError:
-        seconds = CUT if is_over() else NEVER
-    if report is not None:
-        report(1)
-    return seconds, time.perf_counter() - began_s, 0

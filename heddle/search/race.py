@@ -14,15 +14,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from heddle.comparison.estimates import estimate
-from heddle.comparison.tuning import Variant, with_policy
+from heddle.comparison.tuning import Variant
 from heddle.config import RunConfig
 from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.ray.executor import shared_by_tasks
-from heddle.search.draws import Draw, Half, drawn
-from heddle.search.makespan import simulated
-from heddle.setup import Workspace, prepare
+from heddle.search.draws import Draw, Half
 
 WIDE: Final = 1.25
 """Times the best, at which a simulation of the first rounds is stopped."""
@@ -366,55 +364,6 @@ def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[tupl
             kind = kind_of(each)
             best[kind] = min(times[number], best.get(kind, NEVER))
     return best
-
-
-def race_of(
-    config: RunConfig,
-    workspace: Workspace,
-    *,
-    share: int = 1,
-    jobs: int | None = None,
-    budget_s: float | None = None,
-    on_round: OnRound | None = None,
-) -> Race:
-    """A race of rollouts; `config` has the cluster whose workload is drawn from.
-
-    A drawn rollout has one of `share` of its groups, and candidates as few GPUs.
-
-    Raises:
-        ConfigError: `jobs` is below 1.
-    """
-    workload = workspace.workload(config)
-    return Race(
-        (workspace, config, share),
-        _makespan_s,
-        draws=max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories)),
-        steps=sum(len(script.steps) for script in workload.scripts) // share,
-        executor=config.runtime.executor,
-        jobs=jobs,
-        budget_s=budget_s,
-        on_round=on_round,
-    )
-
-
-def _makespan_s(
-    shared: tuple[Workspace, RunConfig, int], job: Job, report: Report | None
-) -> tuple[float, float, int]:
-    """One simulation of a race, as a job of an executor; see `Race`."""
-    began_s = time.perf_counter()
-    workspace, config, share = shared
-    candidate, draw = job.candidate, job.draw
-    if draw.half == "whole":
-        config = replace(config, seed=config.seed + draw.number)
-        workload = workspace.workload(config)
-    else:
-        workload = drawn(workspace.workload(config), draw, config.seed, share=share)
-    cluster = replace(candidate.cluster, gpus=candidate.cluster.gpus // share)
-    mine = with_policy(config, candidate.policy, cluster)
-    seconds, running = simulated(prepare(mine, workspace=workspace, workload=workload), job.stop_s)
-    if report is not None:
-        report(1)
-    return seconds, time.perf_counter() - began_s, running
 
 
 def with_slots(candidate: Variant, number: int) -> Variant:

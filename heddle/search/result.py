@@ -15,6 +15,7 @@ from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
 from heddle.search.draws import check_groups, check_history, places
 from heddle.search.interval import PredictionInterval, prediction_interval
+from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
     LAST,
@@ -24,7 +25,6 @@ from heddle.search.race import (
     Race,
     drafted,
     kind_of,
-    race_of,
     with_drafts,
 )
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of

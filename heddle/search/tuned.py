@@ -22,6 +22,7 @@ from heddle.comparison.tuning import (
     without_acceptance,
 )
 from heddle.config import RunConfig
+from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST
 from heddle.search.race import (
     NEAR,
@@ -29,7 +30,6 @@ from heddle.search.race import (
     OnRound,
     Race,
     drafted,
-    race_of,
     with_drafts,
 )
 from heddle.setup import Workspace

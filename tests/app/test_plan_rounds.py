@@ -11,8 +11,9 @@ from heddle.config import RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search import rounds
 from heddle.search.draws import Draw, drawn
+from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST
-from heddle.search.race import Race, race_of
+from heddle.search.race import Race
 from heddle.search.result import SearchResult, search
 from heddle.search.rounds import share_of
 from heddle.setup import Workspace

@@ -18,9 +18,10 @@ from heddle.config import RunConfig
 from heddle.cost.prices import prices_of
 from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
+from heddle.search.jobs import race_of
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
-from heddle.search.race import NEVER, Job, Race, race_of
+from heddle.search.race import NEVER, Job, Race
 from heddle.search.result import SearchResult, engines_of, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare

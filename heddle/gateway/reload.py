@@ -1,0 +1,55 @@
+"""Keys of tenants and URLs of engines, read again while the gateway runs."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from heddle.config import RunConfig
+from heddle_gateway.errors import ApiError
+from heddle_gateway.front import Front
+
+
+class Reload:
+    """Takes over what has changed in the file of keys and in `serve.workers`."""
+
+    def __init__(
+        self,
+        front: Front,
+        read_again: Callable[[], RunConfig] | None,
+        on_note: Callable[[str], None],
+    ) -> None:
+        self._front, self._read_again, self._on_note = front, read_again, on_note
+        self._workers: Sequence[str] = ()
+        """Of `serve.workers` when it was last read."""
+
+    async def reload(self) -> Sequence[str]:
+        """Read keys and engines again; return what could not be taken over."""
+        notes: list[str] = []
+        try:
+            self._front.tenants.reload()
+            if self._read_again is not None:
+                workers = (await asyncio.to_thread(self._read_again)).serve.workers
+                notes += await self.take_workers(workers)
+        except (OSError, ValueError) as error:
+            notes.append(str(error))
+        for note in notes:
+            self._on_note(f"reload: {note}")
+        return notes
+
+    async def take_workers(self, workers: Sequence[str]) -> list[str]:
+        """Register the engines that `serve.workers` has now, and take out those it had before.
+
+        Nothing where engines are not known by URL. Returns what is wrong with those that cannot be
+        registered.
+        """
+        engines, notes = self._front.engine_urls, list[str]()
+        if engines is None:
+            return notes
+        before, self._workers = self._workers, tuple(workers)
+        for url in set(before).difference(workers):
+            engines.remove(url, drain=True)
+        for url in set(workers).difference(before):
+            try:
+                await engines.expect(url, {}, self._on_note)
+            except ApiError as error:
+                notes.append(f"serve.workers: {url}: {error}")
+        return notes
