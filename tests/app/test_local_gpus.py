@@ -13,7 +13,7 @@ from heddle_core.ids import EngineId, EngineShape
 from heddle_core.plans import EngineSpec
 from heddle_runtime.process.child import ChildProcess
 from heddle_runtime.tiny_model import make_tiny_model
-from heddle_runtime.vllm import checks, launcher, machine
+from heddle_runtime.vllm import checks, engine, launcher
 from heddle_runtime.vllm.checks import EngineSetupError, visible_gpus
 from heddle_runtime.vllm.engine import VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
@@ -32,7 +32,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (checks, launcher):
         monkeypatch.setattr(module, "installed_vllm", lambda: Installed(SUPPORTED["cuda"], "cuda"))
-    monkeypatch.setattr(machine, "ChildProcess", counting)
+    monkeypatch.setattr(engine, "ChildProcess", counting)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "10,4,GPU-5b1d")
 
 
