@@ -208,3 +208,19 @@ def test_what_is_wrong_in_a_file_of_keys_is_named(tmp_path: Path, text: str, say
         read_tenants(path)
     with pytest.raises(TenantsError, match="No such file"):
         read_tenants(tmp_path / "none.toml")
+
+
+def test_no_tenant_ends_a_session_at_the_server_of_another_model(tmp_path: Path):
+    class Untouched:
+        async def call(self, path: str, body: Any, **_: Any) -> None:
+            raise AssertionError(f"{path} was called")
+
+    async def main() -> None:
+        async with tenants(tmp_path, anna="", ben="") as http:
+            http.bench.front.others = {"big": Untouched()}
+            status, said = await http(
+                "POST", "/finish_session?session_id=s", {}, Authorization="Bearer anna"
+            )
+            assert (status, said["finished"]) == (200, False)
+
+    run(main())
