@@ -109,7 +109,10 @@ class SavedState:
         found = self._db.execute(query, (session, step.key, time.time())).fetchone()
         if found is None:
             return False
-        answer = msgspec.msgpack.decode(found[0], type=_Answer)
+        try:
+            answer = msgspec.msgpack.decode(found[0], type=_Answer)
+        except msgspec.MsgspecError:  # of another version
+            return False
         step.trajectory, step.uncounted = answer.trajectory, answer.uncounted
         for event in answer.events:
             step.relayed.take(event)

@@ -3,6 +3,7 @@
 import json
 import random
 import socket
+import sqlite3
 import threading
 import time
 import urllib.error
@@ -10,8 +11,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from heddle.runs import load_run
@@ -106,6 +109,11 @@ class Killed:
                 time.sleep(0.05)
 
 
+def wait_for_engines(gateway: Gateway) -> None:
+    while len(gateway.get("/heddle/state")["engines"]) < 2:
+        time.sleep(0.01)
+
+
 def servers(stack: ExitStack) -> list[FakeVllmThread]:
     found = [FakeVllmThread() for _ in range(2)]
     for each in found:
@@ -123,12 +131,13 @@ def test_sessions_go_on_where_they_ran(tmp_path: Path):
             for n in range(6)
         }
         with killed.running() as first:
+            # A step that has no token yet may begin anew on an engine that joins.
+            wait_for_engines(first)
             before = {name: killed.ask(name, body) for name, body in bodies.items()}
             first.process.kill()
             first.process.wait()
         with killed.running() as second:
-            while len(second.get("/heddle/state")["engines"]) < 2:
-                pass
+            wait_for_engines(second)
             for name, body in bodies.items():
                 answer, _ = killed.ask(name, body)
                 assert answer["choices"] == before[name][0]["choices"]
@@ -201,3 +210,13 @@ def test_a_gateway_that_is_killed_under_load_loses_no_session_and_no_token(
                         thread.join()
                     current.end()
         assert not faults
+
+
+def test_an_answer_of_another_version_is_made_again(tmp_path: Path):
+    path = tmp_path / "state.db"
+    saved = SavedState(path, 60.0, 60.0)
+    with sqlite3.connect(path) as db:
+        row = ("s", b"key", time.time() + 60.0, msgspec.msgpack.encode(["an", "older", "form"]))
+        db.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", row)
+    assert saved.restore("s", SimpleNamespace(key=b"key")) is False
+    saved.close()
