@@ -358,10 +358,18 @@ def test_an_own_model_with_experts_trains_and_has_weights_of_two_bytes():
     ("old", "new", "part"),
     [
         ('"schema": "heddle.training/1"', '"schema": "other"', "is not a training profile"),
-        ('"pause_share": 0.61', '"pause_share": 1.61', "rdma_p2p.pause_share is between 0 and 1"),
-        ('"bytes_per_s": 6', '"bytes_per_s": -6', "bytes_per_s must be a positive"),
-        ('"low_precision_share": 0.', '"low_precision_share": 9.', "is between 0 and 1"),
-        ('"fsdp": 0.902', '"fsdp": 0', "colocated_efficiency.fsdp must be a positive"),
+        (
+            '"pause_share": 0.61',
+            '"pause_share": 1.61',
+            "rdma_p2p.pause_share must be from 0 to 1, not 1.61",
+        ),
+        ('"bytes_per_s": 6', '"bytes_per_s": -6', "bytes_per_s must be more than 0, not -6"),
+        (
+            '"low_precision_share": 0.',
+            '"low_precision_share": 9.',
+            "low_precision_share must be from 0 to 1",
+        ),
+        ('"fsdp": 0.902', '"fsdp": 0', "colocated_efficiency.fsdp must be more than 0"),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_field(tmp_path: Path, old: str, new: str, part: str):
