@@ -181,7 +181,6 @@ class ClusterConfig:
 
     @property
     def restart_limit(self) -> RestartLimit:
-        """`restarts` and `restart_window_s`."""
         return RestartLimit(restarts=self.restarts, window_s=self.restart_window_s)
 
     def _take_engines(self) -> None:

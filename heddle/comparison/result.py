@@ -64,7 +64,6 @@ class PolicyResult:
         return objective_value(objective, self.makespan_s.mean, self.cost)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         cluster = self.variant.cluster
         setting = {
             "preset": self.variant.policy,
