@@ -8,9 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from heddle_core.events import StepFinished
+from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import TrajectoryId
-from heddle_core.parts.predictor import NoPrediction
 from heddle_core.policy import TrajectoryView
 from heddle_trace.errors import TraceError
 from heddle_trace.schema import TrajectoryScript
@@ -24,12 +23,23 @@ _LEAST_SIGMA: Final = 1e-6  # below, a log-normal is its mean
 _FAR: Final = -6.0  # in standard deviations; further out both tails are 0 to float's precision
 
 
-class Oracle(NoPrediction):
+class Oracle:
     """The output tokens that a trajectory's script still holds: exact at any time."""
+
+    served = False
 
     def __init__(self, scripts: Iterable[TrajectoryScript]) -> None:
         columns = Scripts.of(scripts)
         self._totals = dict(zip(columns.ids, columns.total("output_tokens").tolist(), strict=True))
+
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+        """Ignore it."""
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Ignore it."""
+
+    def observe_finish(self, t: TrajectoryView) -> None:
+        """Ignore it."""
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Return the script's total less what is made.
@@ -71,7 +81,7 @@ class NoisyOracle(Oracle):
         return _standard_normal(self._seed, t.id, t.step)
 
 
-class PaperQuality(NoPrediction):
+class PaperQuality:
     """An oracle made as bad as the predictor that the Heddle paper reports (Figure 13).
 
     The paper's fine-tuned language model reads the prompt and finds four fifths of the longest
@@ -86,6 +96,8 @@ class PaperQuality(NoPrediction):
 
     Errors come from a hash of (seed, prompt) and (seed, trajectory, step).
     """
+
+    served = False
 
     def __init__(
         self,
@@ -130,6 +142,9 @@ class PaperQuality(NoPrediction):
         steps, total = self._observed.get(t.id, (0, 0.0))
         error = self._step_sigma * _standard_normal(self._seed, t.id, event.step)
         self._observed[t.id] = steps + 1, total + self._log_total(t) + error
+
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+        """Ignore it."""
 
     def observe_finish(self, t: TrajectoryView) -> None:
         self._observed.pop(t.id, None)
