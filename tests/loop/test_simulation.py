@@ -546,9 +546,7 @@ def test_experts_are_spread_over_a_node_before_tp_cuts_them(trace: str):
         layout(40, train_ep=5)
     assert prepared(trace, "sync").layout.ep == 1
     assert prepared(trace, "sync", train_ep=1).layout.ep == 1
-    with pytest.raises(
-        ValueError, match=r"train_ep = 2 is of models with experts, and .* has none"
-    ):
+    with pytest.raises(ValueError, match=r"train_ep = 2 is of models with experts"):
         prepared(trace, "sync", train_ep=2)
 
 
