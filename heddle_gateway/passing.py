@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Final
 
-import aiohttp
 from aiohttp import web
 
 from heddle_gateway.errors import unavailable
+from heddle_runtime.vllm_http.connections import BrokenError
 from heddle_runtime.vllm_http.endpoint import Endpoint, reason_of
 
 _OURS: Final = frozenset(
@@ -34,11 +34,10 @@ async def passed(request: web.Request, raw: bytes, endpoint: Endpoint) -> web.St
     try:
         async with call as answer:
             response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
-            response.headers.pop("Content-Encoding", None)
             await response.prepare(request)
-            async for data in answer.content.iter_any():
+            while data := await answer.some():
                 await response.write(data)
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (BrokenError, TimeoutError) as error:
         if response is None or not response.prepared:
             raise unavailable(f"the server of this model {reason_of(error)}") from None
         if request.transport is not None:  # a client sees that the answer is not whole

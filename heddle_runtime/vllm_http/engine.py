@@ -14,8 +14,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeAlias
 
-import aiohttp
-
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import (
@@ -29,12 +27,13 @@ from heddle_runtime.generation import Refusal
 from heddle_runtime.sampling import SamplingError
 from heddle_runtime.token_engine import TokenEngine
 from heddle_runtime.vllm_http.circuit import Circuit, waits_s
+from heddle_runtime.vllm_http.connections import BrokenError, ConnectError
 from heddle_runtime.vllm_http.endpoint import (
+    ANSWER_BYTES,
     Answer,
     Endpoint,
     SlowError,
     UnreachableError,
-    read_all,
     reason_of,
 )
 from heddle_runtime.vllm_http.life import EXPECTED_SHARE, EngineLife
@@ -520,8 +519,8 @@ class HttpEngine(TokenEngine):
             if not step.cut:
                 raise
             raise _CutError(step.cut) from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            step.attempts.connected = not isinstance(error, aiohttp.ClientConnectorError)
+        except (BrokenError, OSError) as error:
+            step.attempts.connected = not isinstance(error, ConnectError)
             limit_s = self._settings.silence_limit_s
             why = f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
             if not (step.aborted or step.complete):
@@ -547,14 +546,14 @@ class HttpEngine(TokenEngine):
         ) as response:
             place._life.answered(self._loop.time())
             if response.status != 200:
-                answer = Answer(response.status, await read_all(response), dict(response.headers))
-                raise _of_status(step.path, answer)
+                found = await response.read(ANSWER_BYTES)
+                raise _of_status(step.path, Answer(response.status, found, response.headers))
             if step.streams and response.content_type != "text/event-stream":
                 raise _StepFaultError(_no_stream(step.path, response.content_type))
             if not step.streams:
-                place._brought(step, step.take_whole(await read_all(response)))
+                place._brought(step, step.take_whole(await response.read(ANSWER_BYTES)))
                 return
-            async for data in response.content.iter_any():
+            while data := await response.some():
                 for event in events.feed(data):
                     if event != DONE:
                         place._brought(step, step.take(event))
@@ -703,8 +702,6 @@ def _of_engine(refusal: Refusal, *, understood: bool) -> Refusal:
 
 
 def _retry_after_s(answer: Answer) -> float | None:
-    for name, value in answer.headers.items():
-        if name.lower() == "retry-after":
-            with contextlib.suppress(ValueError):
-                return float(value)
+    with contextlib.suppress(ValueError):
+        return float(answer.headers.get("retry-after", ""))
     return None
