@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from heddle_gateway.errors import no_engine
 from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
 from heddle_runtime.vllm_http.launcher import HttpLauncher
-from heddle_runtime.vllm_http.probe import EndpointFacts
+from heddle_runtime.vllm_http.probe import PROBES, EndpointFacts
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
 AGAIN_S: Final = 0.25
@@ -95,8 +95,13 @@ class RenderingEngines:
 
     def facts(self) -> EndpointFacts | None:
         """What engines are; None while none is registered."""
-        facts = [each.facts for each in (*self._launcher.usable, *self._launcher.registered)]
-        return max(facts, key=lambda each: len(each.answers), default=None)
+        found: EndpointFacts | None = None
+        for each in (*self._launcher.usable, *self._launcher.registered):
+            if found is None or len(each.facts.answers) > len(found.answers):
+                found = each.facts
+            if len(found.answers) == len(PROBES):
+                break
+        return found
 
     async def render(self, *body: Any) -> Rendered:
         found: Rendered = await self._first("render", body)
@@ -124,13 +129,14 @@ class RenderingEngines:
 
         `ours`: whether a refusal is no client's fault, so that another engine is asked too.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._launcher.any_registered()
-        except TimeoutError:
-            raise no_engine(self._wait_s) from None
         until_s = asyncio.get_running_loop().time() + self._wait_s
         while True:
+            if not self._launcher.registered:
+                try:
+                    async with asyncio.timeout(self._wait_s):
+                        await self._launcher.any_registered()
+                except TimeoutError:
+                    raise no_engine(self._wait_s) from None
             try:
                 return await self._any(method, args, ours=ours)
             except RenderError as failed:
@@ -146,10 +152,11 @@ class RenderingEngines:
         Raises:
             RenderError: none did; the answer of the one that was reached last, if any was.
         """
-        usable = self._launcher.usable
-        start = next(self._calls)
-        engines = [usable[(start + n) % len(usable)] for n in range(len(usable))]
-        engines += [e for e in self._launcher.registered if e not in usable]
+        usable, registered = self._launcher.usable, self._launcher.registered
+        start = next(self._calls) % len(usable)
+        engines = [*usable[start:], *usable[:start]]
+        if len(usable) < len(registered):
+            engines += [each for each in registered if each not in usable]
         body = args[1]
         model = body.get("model") if isinstance(body, dict) else None
         able = [e for e in engines if model and model in e.facts.adapters]

@@ -41,7 +41,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._paused = False
+        self._paused = self._reusable = False
         self.heard_s = 0.0
         self.error: BaseException | None = None
         self.complete = True
@@ -103,7 +103,7 @@ class _Connection(asyncio.Protocol):
         if status < 200:
             self.headers.clear()
         else:
-            self.status = status
+            self.status, self._reusable = status, self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         self.pieces.append(data)
@@ -149,7 +149,7 @@ class _Connection(asyncio.Protocol):
     def release(self) -> None:
         """The call is over: keep the connection, if another one can use it."""
         whole = self.complete and self.error is None and self._transport is not None
-        if whole and self._parser.should_keep_alive() and not self._paused:
+        if whole and self._reusable and not self._paused:
             self._idle[self] = None
         elif self._transport is not None:
             self._transport.abort()

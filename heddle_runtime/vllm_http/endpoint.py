@@ -75,7 +75,7 @@ class Endpoint:
         self._own = {"Content-Type": "application/json"}
         if api_key:
             self._own["Authorization"] = f"Bearer {api_key}"
-        self._host = f"Host: {parts.netloc}\r\nAccept: */*\r\nUser-Agent: heddle\r\n"
+        self._host = f"Host: {parts.netloc}\r\n"
 
     def post(
         self,

@@ -10,7 +10,7 @@ that the driver starts in its place waits until the endpoint works again.
 
 import asyncio
 import contextlib
-import uuid
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -171,7 +171,7 @@ class HttpEngine(TokenEngine):
         has_step = request.trajectory in self._steps
         self._check_step(request, has_step=has_step, longest=self._facts.longest)
         try:
-            step = HttpStep(request, uuid.uuid4().hex, self._settings)
+            step = HttpStep(request, "", self._settings)
         except SamplingError as error:
             raise self._refused(f": {request.trajectory}: {error}") from None
         self._steps[request.trajectory] = step
@@ -503,7 +503,7 @@ class HttpEngine(TokenEngine):
         if not place._here:
             place._life.begun(now_s)
         place._here[step] = None
-        step.posted(uuid.uuid4().hex, now_s)
+        step.posted(f"{random.getrandbits(128):032x}", now_s)
         step.attempts.connected = True
         prefilled = place._life.prefilled
         ahead = sum(

@@ -555,6 +555,7 @@ def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeyp
             _, late, never = at.servers
             for server in (late, never):
                 server.die()
+                await asyncio.sleep(0.01)  # until its listener is closed too
                 await at.engines.expect(server.url, {"max_running": 3}, notes.append)
                 assert f"{server.url}: /health cannot be reached" in notes[-1]
                 assert "It joins when it can be used" in notes[-1]

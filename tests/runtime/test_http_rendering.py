@@ -16,7 +16,6 @@ from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm_http.connections import Connections
-from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Answer, Endpoint
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
