@@ -366,7 +366,7 @@ class HttpEngine(TokenEngine):
         return not waits and since_s > EXPECTED_SHARE * expected_s
 
     def _cut(self, step: HttpStep, why: str) -> None:
-        if step.attempt is not None and not step.attempt.done():
+        if step.attempt is not None and not step.cut:
             step.cut = why
             step.attempt.cancel()
 
@@ -512,11 +512,15 @@ class HttpEngine(TokenEngine):
             if other is step or (not other.brought_s and other.prefilled_by >= prefilled)
         )
         step.prefilled_by = prefilled + PREFILL_SHARE * ahead
-        step.attempt = self._loop.create_task(self._generate(step, place))
+        step.attempt = current = asyncio.current_task()
         try:
-            await step.attempt
+            try:
+                await self._generate(step, place)
+            finally:
+                step.attempt = None
         except asyncio.CancelledError:
-            if not step.cut:
+            # Cut and cancelled, it is cancelled.
+            if not step.cut or current is None or current.uncancel():
                 raise
             raise _CutError(step.cut) from None
         except (BrokenError, OSError) as error:
@@ -533,7 +537,6 @@ class HttpEngine(TokenEngine):
         finally:
             place._here.pop(step, None)
             place._life.left(step.request.prompt_tokens + len(step.made) + step.uncounted)
-            step.attempt = None
 
     async def _generate(self, step: HttpStep, place: "HttpEngine") -> None:
         events = EventReader()

@@ -72,7 +72,7 @@ class HttpStep:
         self.aborted = False
         """Whether an abort was ordered."""
         self.attempt: asyncio.Task[None] | None = None
-        """The call of an endpoint that is under way."""
+        """What makes the call of an endpoint that is under way."""
         self.cut = ""
         """Why that call was cut by us; "": it was not."""
         self.posted_s = self.brought_s = 0.0

@@ -532,7 +532,11 @@ def test_another_engine_renders_what_the_first_cannot(
     async def at_once() -> None:
         pass
 
-    every = [SimpleNamespace(endpoint=number) for number in range(len(answers))]
+    facts = SimpleNamespace(adapters=())
+    every = [
+        SimpleNamespace(endpoint=number, url=str(number), facts=facts, engine=None)
+        for number in range(len(answers))
+    ]
     launcher = SimpleNamespace(registered=every, usable=every, any_registered=at_once)
     monkeypatch.setattr(rendering, "HttpRenderer", Renderer)
     # Where all are busy, they are asked again as long as steps wait for engines.
