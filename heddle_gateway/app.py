@@ -20,7 +20,8 @@ from heddle_gateway.front import (
     answering,
     error_response,
 )
-from heddle_gateway.http import Request, Response, serving
+from heddle_gateway.http import Request, Response
+from heddle_gateway.http_server import serving
 
 SPARE_FILES: Final = 1_024
 """Files and sockets beside those of clients."""
@@ -90,7 +91,7 @@ def raise_file_limit(max_open: int) -> None:
 
 
 class Routes:
-    """Which path and method has which handler; implements `heddle_gateway.http.Handle`."""
+    """Which path and method has which handler; implements `heddle_gateway.http_server.Handle`."""
 
     def __init__(self, front: Front) -> None:
         self._fixed: dict[str, dict[str, Answering]] = {}

@@ -12,8 +12,9 @@ from tests.gateway.served import NO_AIOHTTP
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
-from heddle_gateway import http
-from heddle_gateway.http import Request, RequestError, Response, Stream, serving
+from heddle_gateway import http_server
+from heddle_gateway.http import Request, RequestError, Response, Stream
+from heddle_gateway.http_server import serving
 
 LIMIT = 100_000
 HEAD = b"Host: x\r\nContent-Type: application/json\r\n"
@@ -170,8 +171,8 @@ def test_old_and_odd_clients_are_answered():
     "head",
     [
         b"".join(b"X-%d: y\r\n" % n for n in range(20_000)),
-        b"X: " + b"y" * 2 * http.HEAD_BYTES,
-        b"y" * 2 * http.HEAD_BYTES + b": x",
+        b"X: " + b"y" * 2 * http_server.HEAD_BYTES,
+        b"y" * 2 * http_server.HEAD_BYTES + b": x",
     ],
     ids=["many", "long", "long name"],
 )
@@ -235,7 +236,7 @@ def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything():
 
 
 def test_silent_connections_are_closed_and_those_with_a_request_stay(monkeypatch):
-    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.4)
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.4)
 
     async def main() -> None:
         async with server(head_s=0.1) as at:
