@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, cast
 import httptools
 
 CONNECT_LIMIT_S: Final = 5.0
-IDLE_S: Final = 15.0
-"""A connection that was idle for longer is not used again."""
+IDLE_S: Final = 4.0
+"""A connection that was idle for longer is not used again: vLLM's server closes it after 5."""
 HEAD_BYTES: Final = 64 << 10
 """Of an answer's head."""
 _AHEAD_BYTES: Final = 1 << 20
