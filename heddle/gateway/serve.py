@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-import aiohttp
-
 from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
@@ -48,6 +46,7 @@ from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm.checks import read_model
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
@@ -334,8 +333,7 @@ class _Served:
         """
         runtime = self._setup.config.runtime
         if others := other_models(self._setup.config.serve.models):
-            connector = aiohttp.TCPConnector(limit=0)
-            http = await rest.enter_async_context(aiohttp.ClientSession(connector=connector))
+            http = await rest.enter_async_context(Connections())
             key = self._config.engine_key
             front.others = {n: Endpoint(url, http, api_key=key) for n, url in others.items()}
         match runtime.engine:
