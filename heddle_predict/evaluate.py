@@ -22,12 +22,12 @@ def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace)
     totals = [total_tokens(script) for script in scripts]
     found: dict[int, list[tuple[float, float]]] = {k: [] for k in AFTER}
 
-    def ask(t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(t: TrajectoryView, index: int, moment: Moment) -> None:
         if moment == "queued" and t.step in found:
             truth = totals[index] - t.output_tokens
             found[t.step].append((predictor.remaining_tokens(t), truth))
 
-    play(scripts, pace, predictor, ask)
+    play(scripts, pace, predictor, on_question)
     judged: dict[int, Figures | None] = {}
     for step, pairs in found.items():
         estimates, truths = np.array(pairs).reshape(-1, 2).T

@@ -79,14 +79,14 @@ def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: 
     rows: list[list[float]] = []
     labels: list[tuple[float, float, int, bool, int]] = []
 
-    def ask(t: TrajectoryView, index: int, moment: Moment) -> None:
+    def on_question(t: TrajectoryView, index: int, moment: Moment) -> None:
         observed = observations.of(t)
         survival = observations.log_survival(observed, t)
         rows.append(observations.row(observed, t, survival))
         left = totals[index] - t.output_tokens
         labels.append((left, survival, t.step, moment == "queued", index))
 
-    play(scripts, pace, observations, ask)
+    play(scripts, pace, observations, on_question)
     left, survival, step, queued, index = (np.array(c) for c in zip(*labels, strict=True))
     names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}
     groups = np.array([names[s.group] for s in scripts])

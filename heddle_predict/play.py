@@ -39,7 +39,7 @@ Moment: TypeAlias = Literal["queued", "in tool"]
 """When a controller needs an estimate: as a step is queued, and as its tool starts."""
 
 
-Ask: TypeAlias = Callable[[TrajectoryView, int, Moment], None]
+OnQuestion: TypeAlias = Callable[[TrajectoryView, int, Moment], None]
 """Called when a controller needs an estimate of a trajectory, with the number of its script."""
 
 
@@ -53,11 +53,14 @@ class Pace:
 
 
 def play(
-    scripts: Sequence[TrajectoryScript], pace: Pace, learner: Observer, ask: Ask | None = None
+    scripts: Sequence[TrajectoryScript],
+    pace: Pace,
+    learner: Observer,
+    on_question: OnQuestion | None = None,
 ) -> None:
     """Play a rollout of `scripts`, from the first arrival to the last end: `learner` observes it,
-    such as a predictor, and `ask` is called where an estimate is needed."""
-    played = _Played(scripts, pace, learner, ask)
+    such as a predictor, and `on_question` is called where an estimate is needed."""
+    played = _Played(scripts, pace, learner, on_question)
     for _ in range(max(1, round(pace.slots * len(scripts)))):
         played.start_next(0.0)
     while played.queue:
@@ -68,7 +71,11 @@ class _Played:
     """One rollout: the ends that are due, and the controller that receives the events."""
 
     def __init__(
-        self, scripts: Sequence[TrajectoryScript], pace: Pace, learner: Observer, ask: Ask | None
+        self,
+        scripts: Sequence[TrajectoryScript],
+        pace: Pace,
+        learner: Observer,
+        on_question: OnQuestion | None,
     ) -> None:
         self.queue: list[tuple[float, int]] = []
         """When the step or tool of a script ends, and the script's number."""
@@ -80,7 +87,7 @@ class _Played:
         self._waiting = iter(range(len(scripts)))
         self._controller = Controller(
             Policy(
-                predictor=_Shown(learner, ask, self._index),
+                predictor=_Shown(learner, on_question, self._index),
                 scheduler=Fcfs(),
                 admission=PromptOnly(),
                 placement=LeastLoaded(),
@@ -177,8 +184,10 @@ class _Shown:
 
     served = False
 
-    def __init__(self, learner: Observer, ask: Ask | None, index: dict[TrajectoryId, int]) -> None:
-        self._learner, self._ask, self._index = learner, ask, index
+    def __init__(
+        self, learner: Observer, on_question: OnQuestion | None, index: dict[TrajectoryId, int]
+    ) -> None:
+        self._learner, self._on_question, self._index = learner, on_question, index
         self._moments: dict[TrajectoryId, Moment] = {}
         """Moment of the next question; trajectories that have just arrived have none yet."""
 
@@ -199,8 +208,8 @@ class _Shown:
         moment = self._moments.get(t.id)
         if moment is None:
             self._moments[t.id] = "queued"
-        elif self._ask is not None:
-            self._ask(t, self._index[t.id], moment)
+        elif self._on_question is not None:
+            self._on_question(t, self._index[t.id], moment)
         return 0.0
 
 
