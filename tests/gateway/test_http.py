@@ -268,6 +268,7 @@ def test_health_metrics_and_state_say_what_there_is():
     async def main() -> None:
         async with client() as http:
             assert (await http("GET", "/health"))[0] == 200
+            assert b" 200 OK\r" in await raw(http.bench, b"GET /%68ealth HTTP/1.1\r\n\r\n")
             await http.post("/inference/v1/generate", IDS, X_Session_ID="s")
             _, text = await http("GET", "/metrics")
             values = dict(
