@@ -173,13 +173,16 @@ class Request:
                 async with asyncio.timeout(limit_s):
                     await self._came
             except TimeoutError:
-                text = f"the body did not come in {limit_s:g} s"
-                raise RequestError(408, text) from None
+                self.fail(RequestError(408, f"the body did not come in {limit_s:g} s"))
         if self._error is not None:
             raise self._error
         packed = b"".join(self._pieces)
         self._pieces.clear()
-        self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+        try:
+            self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+        except RequestError as error:
+            self._error = error  # of whoever reads it again too
+            raise
         return self._read
 
 

@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         line = b"%b %b HTTP/%b\r\n" % (self._parser.get_method(), self._target, version)
         del self._headers["upgrade"]
         lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers.items()])
-        return line + lines.encode("utf-8", "surrogateescape") + b"\r\n"
+        return line + lines.encode() + b"\r\n"
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what is no request, after those before it."""
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
             raise ValueError("its head is too long")
         if self._coming is not None:
             return  # a trailer
-        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "replace")
         before = dict.get(self._headers, key)
         self._headers[key] = text if before is None else f"{before}, {text}"
 

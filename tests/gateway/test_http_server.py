@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import zlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -35,6 +36,8 @@ class Server:
         try:
             return await self._answer(request)
         except RequestError as error:
+            with pytest.raises(RequestError, match=re.escape(str(error))):
+                await request.read(LIMIT, 60.0)
             return Response(str(error).encode(), status=error.status)
         except asyncio.CancelledError:
             self.cancelled += 1
