@@ -123,7 +123,7 @@ class Routes:
 
     def __call__(self, request: Request) -> Awaitable[Response]:
         """Answer a request."""
-        methods = self._fixed.get(request.path)
+        methods = self._fixed.get(unquote(request.path))
         if methods is not None and (answer := methods.get(request.method)) is not None:
             return answer(request)
         allowed = methods is not None

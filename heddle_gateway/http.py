@@ -166,33 +166,40 @@ class Request:
         if self.content_length > limit:
             raise RequestError(413, f"the body is larger than {limit:,} bytes")
         if not (self.complete or self._error):
-            if "expect" in self.headers:
+            if "expect" in self.headers and not self.http_1_0:
                 self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._came = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(limit_s):
                     await self._came
             except TimeoutError:
-                text = f"the body did not come in {limit_s:g} s"
-                raise RequestError(408, text) from None
+                self.fail(RequestError(408, f"the body did not come in {limit_s:g} s"))
         if self._error is not None:
             raise self._error
         packed = b"".join(self._pieces)
         self._pieces.clear()
-        self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+        try:
+            self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+        except RequestError as error:
+            self._error = error  # of whoever reads it again too
+            raise
         return self._read
 
 
 def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
     if encoding.lower() not in ("gzip", "deflate"):
         return data
-    unpack = zlib.decompressobj(47 if encoding.lower() == "gzip" else 15)
+    # Of deflate, some clients leave out zlib's head.
+    plain = encoding.lower() == "deflate" and data[:1] and data[0] & 15 != 8
+    unpack = zlib.decompressobj(-15 if plain else 47)
     try:
         found = unpack.decompress(data, limit + 1)
     except zlib.error as error:
         raise RequestError(400, f"the body cannot be read: {error}") from None
     if len(found) > limit:
         raise RequestError(413, f"the body is larger than {limit:,} bytes")
+    if data and (not unpack.eof or unpack.unused_data):
+        raise RequestError(400, "the body cannot be read: it is not one whole compressed stream")
     return found
 
 
@@ -214,13 +221,18 @@ class Response:
         elif request.http_1_0:
             length += "Connection: keep-alive\r\n"
         status = f"HTTP/1.1 {self.status} {REASONS.get(self.status, '')}\r\n"
-        return f"{status}{_dated(int(time.time()))}{lines}{length}\r\n".encode()
+        head = f"{status}{_dated(int(time.time()))}{lines}{length}\r\n"
+        return head.encode("utf-8", "surrogateescape")
+
+    def _bodiless(self, request: Request) -> bool:
+        """Whether clients take what follows the head for the next answer."""
+        return request.method == "HEAD" or self.status in (204, 304)
 
     async def send(self, request: Request) -> None:
         """Send what has not been sent."""
         request.keep_alive = request.keep_alive and request.complete
         head = self._head(request, f"Content-Length: {len(self._body)}\r\n")
-        request.connection.write(head + self._body)
+        request.connection.write(head if self._bodiless(request) else head + self._body)
         await request.connection.drained()
 
 
@@ -243,6 +255,7 @@ class Stream(Response):
     ) -> None:
         super().__init__(status=status, headers=headers)
         self._request = request
+        self._chunked = not (request.http_1_0 or self._bodiless(request))
         self.begun = False
 
     async def begin(self, data: bytes = b"") -> None:
@@ -251,9 +264,10 @@ class Stream(Response):
         if not self.begun:
             self.begun = True
             request.keep_alive = request.keep_alive and request.complete and not request.http_1_0
-            chunked = "" if request.http_1_0 else "Transfer-Encoding: chunked\r\n"
-            head = self._head(request, chunked)
-        if data and not request.http_1_0:
+            head = self._head(request, "Transfer-Encoding: chunked\r\n" * self._chunked)
+        if self._bodiless(request):
+            data = b""
+        if data and self._chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         request.connection.write(head + data)
         await request.connection.drained()
@@ -261,5 +275,5 @@ class Stream(Response):
     async def send(self, request: Request) -> None:
         """Send the end."""
         await self.begin()
-        if not request.http_1_0:
+        if self._chunked:
             request.connection.write(b"0\r\n\r\n")

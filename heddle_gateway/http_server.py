@@ -37,7 +37,8 @@ class Connection(asyncio.Protocol):
         """The request under way."""
         self._coming: Request | None = None
         """The request whose body comes."""
-        self._in_head, self._head_bytes = False, 0
+        self._came, self._since_came = False, 0
+        """Whether the data brought a whole head or some of a body; bytes since some did."""
         self._drops = False
         """Whether nothing that comes is read any more."""
         self._full: asyncio.Future[None] | None = None
@@ -60,23 +61,36 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._drops:
             return
+        self._came = False
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._drops = True  # the request is answered, and what follows is another protocol
-            self._last()
+            self._parse(memoryview(data))
         except httptools.HttpParserError as error:
             self._refuse(400, f"the request is no HTTP: {error.__context__ or error}")
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self._refuse(400, f"the head of the request has more than {HEAD_BYTES} bytes")
+        self._since_came = 0 if self._came else self._since_came + len(data)
+        if self._since_came > HEAD_BYTES:
+            self._refuse(400, f"the request has more than {HEAD_BYTES} bytes outside its body")
 
-    def _last(self) -> None:
-        """The request that came last is the last one."""
-        for request in (self._coming, *self._waiting):
-            if request is not None:
-                request.keep_alive = False
+    def _parse(self, data: memoryview) -> None:
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if self._parser.get_method() == b"CONNECT":
+                    self._drops = True  # it is answered, and what follows is another protocol
+                    return
+                data = data[offer.args[0] :]
+                # With the offer, httptools takes the body for the other protocol's.
+                head, self._parser = self._offerless(), httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
+
+    def _offerless(self) -> bytes:
+        """Return the head that came without its offer of another protocol."""
+        version = self._parser.get_http_version().encode()
+        line = b"%b %b HTTP/%b\r\n" % (self._parser.get_method(), self._target, version)
+        del self._headers["upgrade"]
+        lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers.items()])
+        return line + lines.encode() + b"\r\n"
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer what is no request, after those before it."""
@@ -98,7 +112,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._target, self._headers, self._size = b"", Headers(), 0
-        self._in_head = True
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -109,22 +122,27 @@ class Connection(asyncio.Protocol):
         self._size += len(name) + len(value)
         if self._size > HEAD_BYTES:
             raise ValueError("its head is too long")
-        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        if self._coming is not None:
+            return  # a trailer
+        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "replace")
         before = dict.get(self._headers, key)
         self._headers[key] = text if before is None else f"{before}, {text}"
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        method = self._parser.get_method().decode()
+        if self._parser.should_upgrade() and method != "CONNECT":
+            return  # it comes again
+        self._came = True
         target = self._target.decode("utf-8", "surrogateescape")
         if not target.startswith("/"):
             parts = urlsplit(target)
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         request = self._coming = Request(
             self,
-            self._parser.get_method().decode(),
+            method,
             target,
             self._headers,
-            http_1_0=self._parser.get_http_version() == "1.0",
+            http_1_0=self._parser.get_http_version() < "1.1",
             keep_alive=self._parser.should_keep_alive(),
         )
         self.requested = True
@@ -136,6 +154,7 @@ class Connection(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def on_body(self, data: bytes) -> None:
+        self._came = True
         if self._coming is not None:
             self._coming.feed(data, self._server.body_bytes)
 
@@ -228,6 +247,8 @@ class Server:
             for each in list(self.connections):
                 most_s = KEEP_ALIVE_S if each.requested else limit_s
                 if each.current is None and now_s - each.since_s > most_s:
+                    if each.transport is not None and each.transport.is_closing():
+                        each.transport.abort()  # its client does not read its answer
                     each.close()
 
     async def end(self, grace_s: float) -> None:

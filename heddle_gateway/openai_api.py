@@ -149,7 +149,7 @@ def rendered_ids(body: Mapping[str, Any], prompts: PromptReader, session: str) -
         raise ApiError(400, f"max_tokens must be 1 or more, not {limit!r}", param="max_tokens")
     found = prompts.read(session, bytes(ids)) if isinstance(ids, msgspec.Raw) else None
     if found is None:
-        found = _read_ids(msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids)
+        found = _read_ids(ids)
     if not found.prompt_ids:
         raise ApiError(
             400,
@@ -165,7 +165,9 @@ def rendered_ids(body: Mapping[str, Any], prompts: PromptReader, session: str) -
 
 
 def _read_ids(ids: Any) -> Rendered:
-    with suppress(TypeError, OverflowError):
+    # A DecodeError: of a number that no float has, or of a text that is not UTF-8.
+    with suppress(TypeError, OverflowError, msgspec.DecodeError, UnicodeDecodeError):
+        ids = msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids
         return Rendered(prompt_ids=array("I", ids if isinstance(ids, list) else ()))
     return Rendered(prompt_ids=array("I"))
 

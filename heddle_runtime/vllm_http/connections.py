@@ -41,7 +41,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
-        self._paused = self._reusable = False
+        self.paused = self._reusable = False
         self.heard_s = 0.0
         self.error: BaseException | None = None
         self.complete = True
@@ -50,12 +50,17 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._pool.open.add(self)
 
+    @property
+    def closes(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._transport is None or self._transport.is_closing()
+
     def send(self, request: bytes) -> None:
         """Begin a call."""
         self.status, self.headers, self.pieces = 0, dict[str, str](), list[bytes]()
         self.size = self._head_bytes = 0
         self.complete, self.heard_s = False, self._loop.time()
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self.closes:
             self.fail(BrokenError("the server has closed the connection"))
         else:
             self._transport.write(request)
@@ -72,8 +77,8 @@ class _Connection(asyncio.Protocol):
             if self._head_bytes > HEAD_BYTES:
                 self.fail(BrokenError(f"the head of its answer has more than {HEAD_BYTES} bytes"))
             return
-        if self.size > _AHEAD_BYTES and not self._paused and self._transport is not None:
-            self._paused = True
+        if self.size > _AHEAD_BYTES and not self.paused and self._transport is not None:
+            self.paused = True
             self._transport.pause_reading()
         self._wake()
 
@@ -141,15 +146,15 @@ class _Connection(asyncio.Protocol):
     def take(self) -> bytes:
         """Return what has come of the answer's body."""
         pieces, self.pieces, self.size = self.pieces, [], 0
-        if self._paused and self._transport is not None:
-            self._paused = False
+        if self.paused and self._transport is not None:
+            self.paused, self.heard_s = False, self._loop.time()
             self._transport.resume_reading()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def release(self) -> None:
         """The call is over: keep the connection, if another one can use it."""
         whole = self.complete and self.error is None and self._transport is not None
-        if whole and self._reusable and not self._paused:
+        if whole and self._reusable and not self.paused:
             self._idle[self] = None
         elif self._transport is not None:
             self._transport.abort()
@@ -221,7 +226,8 @@ class Call:
         """End the call if it takes too long; else look again when it may."""
         until_s = self._until_s
         if self._silence_s is not None:
-            until_s = min(until_s, self._connection.heard_s + self._silence_s)
+            heard_s = loop.time() if self._connection.paused else self._connection.heard_s
+            until_s = min(until_s, heard_s + self._silence_s)
         if (left_s := until_s - loop.time()) > 0:
             self._timer = loop.call_later(left_s, self._look, loop)
         else:
@@ -299,6 +305,8 @@ class Connections:
         if not found:
             return None
         connection, _ = found.popitem()
+        if connection.closes:
+            return self.idle(server)
         if asyncio.get_running_loop().time() - connection.heard_s <= IDLE_S:
             return connection
         for old in (connection, *found):

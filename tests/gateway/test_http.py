@@ -268,6 +268,7 @@ def test_health_metrics_and_state_say_what_there_is():
     async def main() -> None:
         async with client() as http:
             assert (await http("GET", "/health"))[0] == 200
+            assert b" 200 OK\r" in await raw(http.bench, b"GET /%68ealth HTTP/1.1\r\n\r\n")
             await http.post("/inference/v1/generate", IDS, X_Session_ID="s")
             _, text = await http("GET", "/metrics")
             values = dict(
@@ -538,6 +539,10 @@ def test_a_body_that_is_not_encoded_as_it_says_is_refused(caplog: pytest.LogCapt
                 assert answer.status == 400
                 assert "cannot be read" in (await answer.json())["error"]["message"]
             assert (await raw(http.bench, b"no http\r\n\r\n")).startswith(b"HTTP/1.0 400")
+            sent = json.dumps(IDS).encode()
+            head = b"POST /inference/v1/generate HTTP/1.1\r\nContent-Type: application/json\r\n"
+            head += b"X-Request-Id: \xff\r\nX-Session-Id: \xff\r\nContent-Length: %d\r\n\r\n"
+            assert b" 200 OK\r" in await raw(http.bench, head % len(sent) + sent)
             assert (await http.post("/inference/v1/generate", IDS))["choices"]
 
     run(main())

@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import re
+import zlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,6 +36,8 @@ class Server:
         try:
             return await self._answer(request)
         except RequestError as error:
+            with pytest.raises(RequestError, match=re.escape(str(error))):
+                await request.read(LIMIT, 60.0)
             return Response(str(error).encode(), status=error.status)
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -49,6 +53,11 @@ class Server:
             stream = Stream(request, headers={"Content-Type": "text/plain"})
             for piece in (b"one", b"two"):
                 await stream.begin(piece)
+            return stream
+        if request.path in ("/204", "/named"):
+            header = {"X": "a\udcff"} if request.path == "/named" else {}
+            stream = Stream(request, status=int(request.query_string or 204), headers=header)
+            await stream.begin(body)
             return stream
         if request.path == "/large":
             return Response(b"x" * (4 << 20))
@@ -137,6 +146,8 @@ def test_a_client_that_waits_for_leave_gets_it_and_one_whose_request_is_refused_
             head = HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
             answer = await at.raw(b"POST /a HTTP/1.1\r\n" + head, b"hi")
             assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+            old = await at.raw(b"POST /a HTTP/1.0\r\n" + head, b"hi")
+            assert old.startswith(b"HTTP/1.1 200 OK\r\n")
             refused = await at.raw(b"POST /early HTTP/1.1\r\n" + head, until_closed=True)
             assert refused.startswith(b"HTTP/1.1 401")
             assert b"Connection: close" in refused
@@ -156,13 +167,102 @@ def test_old_and_odd_clients_are_answered():
             assert new.endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
             for sent, asked in (
                 (b"GET http://x/a?b HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /a?b "),
-                (
-                    b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
-                    b"GET /a ",
-                ),
                 (b"\r\n\r\nGET /%20 HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /%20 "),
             ):
                 assert bodies(await at.raw(sent)) == [asked]
+
+    run(main())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_offer_of_another_protocol_is_not_taken_and_the_body_is_read(chunked: bool):
+    async def main() -> None:
+        length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 2"
+        offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nX:\r\n" + length
+        head = b"POST /a HTTP/1.1\r\n" + HEAD + offer + b"\r\n\r\n"
+        body = b"2\r\nhi\r\n0\r\n\r\n" if chunked else b"hi"
+        plain = b"GET /b HTTP/1.1\r\nHost: x\r\n\r\n"
+        expected = [b"POST /a hi"] * 2 + [b"GET /b "]
+        async with server() as at:
+            assert bodies(await at.raw(head, body + head, body + plain)) == expected
+            assert bodies(await at.raw((head + body) * 2 + plain)) == expected
+            offered = plain.replace(b"Host", b"Connection: Upgrade\r\nUpgrade: h2c\r\nHost")
+            assert len(bodies(await at.raw(offered * 2_000 + plain))) == 2_001
+            assert at.asked[0].headers["x"] == ""
+            tunnel = await at.raw(b"CONNECT x:1 HTTP/1.1\r\n\r\n" + plain, until_closed=True)
+            assert tunnel.count(b"HTTP/1.1 200 OK") == 1
+
+    run(main())
+
+
+def test_answers_without_a_body_have_none_and_the_next_one_follows():
+    async def main() -> None:
+        plain = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+        async with server() as at:
+            for sent in (
+                b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"POST /204?204 HTTP/1.1\r\n" + HEAD + b"Content-Length: 2\r\n\r\nhi",
+                b"POST /204?304 HTTP/1.1\r\n" + HEAD + b"Content-Length: 2\r\n\r\nhi",
+            ):
+                first, _, second = (await at.raw(sent + plain)).partition(b"\r\n\r\n")
+                assert bodies(second) == [b"GET /a "]
+                assert b"chunked" not in first
+            # A header of another server need not be UTF-8.
+            assert b"\r\nX: a\xff\r\n" in await at.raw(plain.replace(b"/a", b"/named"))
+
+    run(main())
+
+
+def test_packed_bodies_are_whole_and_without_a_head_of_zlib_as_well():
+    async def main() -> None:
+        head = (
+            b"POST /a HTTP/1.1\r\n" + HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n"
+        )
+        packed = gzip.compress(b"hello")
+        bare = zlib.compress(b"hello")[2:-4]
+        async with server() as at:
+            for kind, body in ((b"deflate", bare), (b"deflate", zlib.compress(b"hello"))):
+                answer = await at.raw(head % (kind, len(body)) + body)
+                assert bodies(answer) == [b"POST /a hello"]
+            for body in (packed[:-1], packed[:-8], packed + packed, packed + b"x"):
+                answer = await at.raw(head % (b"gzip", len(body)) + body)
+                assert answer.startswith(b"HTTP/1.1 400")
+
+    run(main())
+
+
+def test_trailers_change_no_header():
+    async def main() -> None:
+        async with server() as at:
+            head = b"POST /a HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+            end = b"0\r\nContent-Encoding: gzip\r\nX-Session-ID: s\r\n\r\n"
+            assert bodies(await at.raw(head + b"2\r\nhi\r\n" + end)) == [b"POST /a hi"]
+            assert "x-session-id" not in at.asked[0].headers
+
+    run(main())
+
+
+@pytest.mark.parametrize("begin", [b"2;", b"0\r\nX: ", b"0\r\n"])
+def test_what_is_beside_a_body_has_an_end(begin: bytes):
+    async def main() -> None:
+        async with server() as at:
+            head = b"POST /a HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+            sent = [b"y" * 50_000] * 3
+            if begin.endswith(b"\n"):
+                sent = [b"".join(b"X-%d: y\r\n" % n for n in range(20_000))]
+            assert (await at.raw(head + begin, *sent)).startswith(b"HTTP/1.1 400")
+
+    run(main())
+
+
+def test_a_head_that_comes_in_pieces_after_a_long_body_is_read():
+    async def main() -> None:
+        async with server() as at:
+            head = b"POST /a HTTP/1.1\r\n" + HEAD + b"Content-Length: %d\r\n\r\n"
+            body = b"y" * 90_000
+            answer = await at.raw(head % len(body) + body + head[:20], head[20:] % 0)
+            assert bodies(answer) == [b"POST /a " + body, b"POST /a "]
 
     run(main())
 
@@ -250,6 +350,26 @@ def test_silent_connections_are_closed_and_those_with_a_request_stay(monkeypatch
             assert not held.done()
             at.held.set()
             assert (await held).startswith(b"HTTP/1.1 200")
+
+    run(main())
+
+
+def test_a_connection_whose_client_does_not_read_its_answer_ends(monkeypatch):
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.1)
+
+    async def main() -> None:
+        async with server(head_s=0.1) as at:
+            sent = b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(sent)
+            while not at.asked:
+                await asyncio.sleep(0.001)
+            at.asked[0].connection.close()  # type: ignore[attr-defined]
+            at.asked[0].connection.resume_writing()  # type: ignore[attr-defined]
+            while at.asked[0].transport is not None:
+                await asyncio.sleep(0.01)
+            writer.close()
 
     run(main())
 

@@ -6,6 +6,8 @@ from array import array
 import pytest
 
 from heddle_gateway import prompt_ids
+from heddle_gateway.errors import ApiError
+from heddle_gateway.openai_api import rendered_ids
 from heddle_gateway.prompt_ids import PromptReader, split_body
 
 
@@ -61,3 +63,14 @@ def test_only_the_ids_stay_json():
     assert body == {"model": "m", "sampling_params": {"stop": ["x"]}}
     for wrong in (b"", b"[]", b'{"token_ids": [1,]}', b'{"a": "\xff"}'):
         assert split_body(wrong) is None
+
+
+@pytest.mark.parametrize(
+    "ids", [b"[1e999]", b"[1,-1e999]", b'"\xff"', b'["\xff"]', b"[1.0]", b"[[1]]"]
+)
+def test_ids_that_nobody_can_read_are_refused_as_such(ids: bytes):
+    body = split_body(b'{"sampling_params": {}, "token_ids": %b}' % ids)
+    if body is None:  # the whole body is refused then
+        return
+    with pytest.raises(ApiError, match="token_ids must be a list"):
+        rendered_ids(body, PromptReader(), "s")

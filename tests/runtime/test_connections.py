@@ -156,6 +156,30 @@ def test_a_get_on_a_connection_that_its_server_has_closed_is_sent_again_and_a_po
     run(Raw(OK, None, OK, None), use)
 
 
+def test_an_idle_connection_that_is_closing_is_not_used():
+    async def use(at: Endpoint) -> None:
+        assert (await at.call("/a", {}, limit_s=5.0)).status == 200
+        [connection] = at._connections.open
+        connection._transport.close()  # type: ignore[union-attr]
+        assert (await at.call("/b", {}, limit_s=5.0)).status == 200
+
+    run(Raw(OK, OK), use)
+
+
+def test_a_server_that_has_to_wait_is_not_silent():
+    body = b"10000\r\n" + b"y" * 0x10000 + b"\r\n"
+
+    async def use(at: Endpoint) -> None:
+        async with at.post("/s", {}, limit_s=None, silence_s=0.1) as stream:
+            found = len(await stream.some())
+            await asyncio.sleep(0.5)
+            while more := await stream.some():
+                found += len(more)
+            assert found == 100 << 16
+
+    run(Raw(STREAM + body * 100 + b"0\r\n\r\n"), use)
+
+
 def test_where_nothing_listens_that_is_said_and_a_port_that_cannot_be_is_no_url():
     async def main() -> None:
         async with Connections() as connections:
