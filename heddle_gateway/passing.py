@@ -6,8 +6,10 @@ from typing import Final
 import aiohttp
 from aiohttp import web
 
-from heddle_gateway.errors import unavailable
+from heddle_gateway.access import TENANT
+from heddle_gateway.errors import ApiError, unavailable
 from heddle_runtime.vllm_http.endpoint import Endpoint, reason_of
+from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 _OURS: Final = frozenset(
     {
@@ -18,6 +20,15 @@ _OURS: Final = frozenset(
 )
 """Headers between two neighbours only: keys of clients reach no other server."""
 
+NO_TENANTS: Final = (
+    "is a gateway, which cannot tell the tenants of serve.keys apart: give the URL of a vllm serve"
+)
+
+
+def is_gateway(headers: Mapping[str, str]) -> bool:
+    """Whether a Heddle gateway sent an answer."""
+    return any(name.lower() == GATEWAY_HEADER for name in headers)
+
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OURS}
@@ -27,12 +38,15 @@ async def passed(request: web.Request, raw: bytes, endpoint: Endpoint) -> web.St
     """Send a request on, and its answer back as it comes.
 
     Raises:
-        ApiError: the other server cannot be reached, or broke off before its answer.
+        ApiError: the other server cannot be reached, broke off before its answer, or is a gateway
+            that cannot tell tenants apart.
     """
     response: web.StreamResponse | None = None
     call = endpoint.open(request.method, request.rel_url.raw_path_qs, raw, _kept(request.headers))
     try:
         async with call as answer:
+            if request.get(TENANT) and is_gateway(answer.headers):
+                raise ApiError(502, f"the server of this model {NO_TENANTS}", kind="server_error")
             response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
             response.headers.pop("Content-Encoding", None)
             await response.prepare(request)
