@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from heddle_gateway.errors import ApiError
-from heddle_runtime.generation import GenerationEnd, Relay, Rendered, StepAttempts
+from heddle_runtime.generation import GenerationEnd, Relay, Rendered, StepAttempts, TraceContext
 from heddle_runtime.sampling import INTERNAL_FIELDS
 
 _EXACT: Final = INTERNAL_FIELDS | frozenset(
@@ -26,6 +26,8 @@ _EXACT: Final = INTERNAL_FIELDS | frozenset(
 
 _UNEQUAL: Final = frozenset({"stream", "stream_options", "request_id", "user", "metadata"})
 """Fields of a body in which equal requests may differ."""
+
+_NO_TRACE: Final = TraceContext()
 
 
 def exactly_resumable(sampling: Mapping[str, Any]) -> bool:
@@ -78,6 +80,10 @@ class ClientStep:
     """Output tokens whose ids only the client has, at the end."""
     first_s: float | None = None
     """When its first token came, of `time.monotonic`."""
+    ended_s: float | None = None
+    """When it ended, of `time.monotonic`."""
+    traced = False
+    """Whether its span was made."""
     trajectory = ""
     """That it is a step of, once it is submitted."""
     clients = 0
@@ -102,6 +108,7 @@ class ClientStep:
         adapter: str = "",
         tenant: str = "",
         name: str = "",
+        trace: TraceContext = _NO_TRACE,
     ) -> None:
         """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
         may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
@@ -109,6 +116,7 @@ class ClientStep:
         `name` is the client's id of its request.
         """
         self.adapter, self.tenant, self.name = adapter, tenant, name
+        self.trace = trace
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)
@@ -284,6 +292,8 @@ class ClientStep:
         self.news += 1
         if self.first_s is None:
             self.first_s = time.monotonic()
+        if self.over and self.ended_s is None:
+            self.ended_s = time.monotonic()
         ended = self._for_end if self.over else []
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():

@@ -1,6 +1,7 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 
@@ -50,9 +51,14 @@ from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 from heddle_runtime.vllm_http.settings import HttpSettings
 
+if TYPE_CHECKING:
+    from heddle_gateway.traces import Traces
+
 COLLECT_EVERY = 50_000
 """New objects between two collections of garbage: HTTP makes some cycles."""
 _SECRET = ("--api-key",)
+_OTLP = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""Variables of OpenTelemetry's SDK: where spans go."""
 
 
 class GatewayFailedError(RuntimeError):
@@ -217,6 +223,7 @@ class _Served:
             if serve.access_log:
                 front.access_log = AccessLog(Path(serve.access_log))
                 rest.callback(front.access_log.close)
+            front.traces = self._traces(rest)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
             reloads: list[asyncio.Task[Sequence[str]]] = []
@@ -255,6 +262,22 @@ class _Served:
                 raise KeyboardInterrupt
             serving.result()
             return stack.clock.lateness
+
+    def _traces(self, rest: AsyncExitStack) -> "Traces | None":
+        """Spans, if the environment of OpenTelemetry's SDK says where they go."""
+        named = next((name for name in _OTLP if os.environ.get(name)), "")
+        if not named:
+            return None
+        try:
+            from heddle_gateway.traces import Traces
+
+            traces = Traces()
+        except ModuleNotFoundError as error:
+            remedy = f"{error.name} is not installed: pip install 'heddle-rl[traces]'"
+            self._on_note(f"{named}: no spans are sent: {remedy}")
+            return None
+        rest.push_async_callback(asyncio.to_thread, traces.close)
+        return traces
 
     def _saved(self, rest: AsyncExitStack) -> SavedState | None:
         """Open the file of state, if one is named."""

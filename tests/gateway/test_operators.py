@@ -132,6 +132,13 @@ def test_metrics_have_the_times_of_steps_by_engine_and_the_dashboard_asks_for_no
     engines = {s.labels["engine"] for s in samples if s.name.endswith("first_token_seconds_sum")}
     assert engines <= {"e0", "e1"}
 
+    page = (DASHBOARD.parents[1] / "serve.md").read_text()
+    _, found, rest = page.partition("## Run book\n")
+    assert found
+    of_metrics = {name.removeprefix("heddle_") for name in names_in(text)}
+    for name in re.findall(r"`([a-z_]{5,}[a-z])`", rest.partition("\n## ")[0]):
+        assert name in of_metrics | {"rate_limit"}, name
+
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= board.keys()
