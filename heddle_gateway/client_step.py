@@ -116,7 +116,7 @@ class ClientStep:
         `name` is the client's id of its request.
         """
         self.adapter, self.tenant, self.name = adapter, tenant, name
-        self.trace = trace
+        self.trace, self.made_s = trace, time.monotonic()
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)

@@ -1,6 +1,5 @@
 """OpenTelemetry spans: one a request, and below it one a step, which vLLM's are below."""
 
-import asyncio
 import os
 import secrets
 import time
@@ -100,11 +99,10 @@ class Traces:
         flags = f"{request.trace_flags:02x}"
         span_id = f"{request.span_id:016x}"
         ended_s = time.monotonic() if step.ended_s is None else step.ended_s
-        offset_s = time.monotonic() - asyncio.get_running_loop().time()
         span = self._span(
             "step",
             SpanKind.CLIENT,
-            _ns(step.submitted_s + offset_s),
+            _ns(step.made_s),
             parent=TraceContext() if own else TraceContext(trace_id, span_id, flags),
             trace_id=trace_id,
             span_id=step.trace.span_id,
@@ -116,12 +114,11 @@ class Traces:
                 "gen_ai.usage.output_tokens": step.tokens,
             },
         )
-        for name, at_s in (
-            ("dispatched", step.dispatched_s and step.dispatched_s + offset_s),
-            ("first token", step.first_s),
-        ):
-            if at_s is not None:
-                span.add_event(name, timestamp=_ns(at_s))
+        if step.dispatched_s is not None:
+            queued_s = step.dispatched_s - step.submitted_s
+            span.add_event("dispatched", timestamp=_ns(step.made_s + queued_s))
+        if step.first_s is not None:
+            span.add_event("first token", timestamp=_ns(step.first_s))
         span.end(_ns(ended_s))
 
     def _span(

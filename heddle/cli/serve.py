@@ -87,7 +87,6 @@ def serve(
 
     from heddle.cli.show import run_summary, show_lateness
     from heddle.gateway.serve import serve as serve_clients
-    from heddle_gateway.front import MOST_OPEN
 
     own = {name: options.pop(name) for name in _OWN}
     model_dir = own.pop("model_dir")
@@ -118,21 +117,28 @@ def serve(
         else:
             click.echo(f"listening on {url}/v1, policy {config.policy.preset}; run in {path}")
 
-    def note(text: str) -> None:
-        click.echo(f"Note: {text}", err=True)
-
-    if (most := gateway.front.max_open) < MOST_OPEN:
-        note(f"{most:,} requests at once (serve.max_open, ulimit -Hn); more get status 429")
-    if gateway.front.open_to_all:
-        note("serve.open_to_all: every client that can connect may use it and control its engines")
+    _note_limits(gateway)
     result = serve_clients(
-        config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
+        config, gateway, out=out, config_text=text, on_note=_note, on_listening=listening
     )
     show_lateness(str(result.path), result.summary)
     if as_json:
         click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
     else:
         run_summary(result, None)
+
+
+def _note(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)
+
+
+def _note_limits(gateway: "GatewayConfig") -> None:
+    from heddle_gateway.front import MOST_OPEN
+
+    if (most := gateway.front.max_open) < MOST_OPEN:
+        _note(f"{most:,} requests at once (serve.max_open, ulimit -Hn); more get status 429")
+    if gateway.front.open_to_all:
+        _note("serve.open_to_all: every client that can connect may use it and control its engines")
 
 
 def _show_checks(config: "RunConfig", gateway: "GatewayConfig", *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import aiohttp
 from heddle.config import RunConfig
 from heddle.engines import engine_facts
 from heddle.gateway.config import GatewayConfig, check_address, other_models
-from heddle.gateway.setup import Prepared, prepared
+from heddle.gateway.setup import GatewaySetup, prepared
 from heddle.running import planned_tps
 from heddle_gateway.passing import NO_TENANTS, is_gateway
 from heddle_gateway.saved import SavedState
@@ -38,7 +38,7 @@ class Check:
 
 def checks(config: RunConfig, gateway: GatewayConfig) -> list[Check]:
     """Look at what a gateway needs, and start nothing; each engine by URL makes three tokens."""
-    made, host = list[Prepared](), f"{gateway.host}:{gateway.port}"
+    made, host = list[GatewaySetup](), f"{gateway.host}:{gateway.port}"
     found = [
         _tried("configuration", "can be used", lambda: made.append(prepared(config, gateway))),
         _tried(
@@ -93,7 +93,7 @@ def _check_writable(path: Path) -> None:
         raise OSError(f"{place} cannot be written: change its permissions, or name another file")
 
 
-def _own_engines(made: Prepared) -> Iterator[Check]:
+def _own_engines(made: GatewaySetup) -> Iterator[Check]:
     config, setup = made.setup.config, made.setup
     largest, folder = setup.workload.largest_tokens, Path(config.runtime.model_dir)
     yield _tried(
@@ -112,7 +112,9 @@ def _own_engines(made: Prepared) -> Iterator[Check]:
         yield Check(str(folder), _NO_CHAT + remedy, ok=False)
 
 
-async def _engines(config: RunConfig, gateway: GatewayConfig, made: Prepared | None) -> list[Check]:
+async def _engines(
+    config: RunConfig, gateway: GatewayConfig, made: GatewaySetup | None
+) -> list[Check]:
     urls = dict.fromkeys((*gateway.engine_urls, *config.serve.workers))
     async with aiohttp.ClientSession() as http:
         found = await asyncio.gather(*(_engine(url, http, gateway.engine_key) for url in urls))

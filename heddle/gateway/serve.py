@@ -217,13 +217,7 @@ class _Served:
                 report_delay_s=stack.report_delay_s,
                 make_agent=agents,
             )
-            front = Front(gateway=gateway, model=self._model, settings=config.front)
-            if serve.keys:
-                front.tenants = Tenants(Path(serve.keys))
-            if serve.access_log:
-                front.access_log = AccessLog(Path(serve.access_log))
-                rest.callback(front.access_log.close)
-            front.traces = self._traces(rest)
+            front = self._front(gateway, rest)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
             reloads: list[asyncio.Task[Sequence[str]]] = []
@@ -262,6 +256,17 @@ class _Served:
                 raise KeyboardInterrupt
             serving.result()
             return stack.clock.lateness
+
+    def _front(self, gateway: Gateway, rest: AsyncExitStack) -> Front:
+        serve = self._setup.config.serve
+        front = Front(gateway=gateway, model=self._model, settings=self._config.front)
+        front.traces = self._traces(rest)
+        if serve.keys:
+            front.tenants = Tenants(Path(serve.keys))
+        if serve.access_log:
+            front.access_log = AccessLog(Path(serve.access_log))
+            rest.callback(front.access_log.close)
+        return front
 
     def _traces(self, rest: AsyncExitStack) -> "Traces | None":
         """Spans, if the environment of OpenTelemetry's SDK says where they go."""

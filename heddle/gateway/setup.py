@@ -24,7 +24,7 @@ MOST_RESTARTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class GatewaySetup:
     """A gateway that can be started."""
 
     config: RunConfig
@@ -35,7 +35,7 @@ class Prepared:
     """The longest context."""
 
 
-def prepared(config: RunConfig, gateway: GatewayConfig) -> Prepared:
+def prepared(config: RunConfig, gateway: GatewayConfig) -> GatewaySetup:
     """Check and set up a gateway.
 
     Raises:
@@ -55,7 +55,7 @@ def prepared(config: RunConfig, gateway: GatewayConfig) -> Prepared:
     largest = min(context_tokens, 1 << 20)
     work = Workload(trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=largest)
     setup = prepare(config, workload=work)
-    return Prepared(config=given, gateway=gateway, setup=setup, context_tokens=context_tokens)
+    return GatewaySetup(config=given, gateway=gateway, setup=setup, context_tokens=context_tokens)
 
 
 def with_tokenizer(config: RunConfig) -> RunConfig:

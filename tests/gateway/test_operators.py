@@ -41,9 +41,13 @@ def test_a_gateway_that_drains_is_alive_and_not_ready_and_ends_what_has_begun():
             assert (await http("GET", "/readyz"))[0] == 503
             status, error = await http("POST", GENERATE, IDS, X_Session_ID="new")
             assert (status, "Retry-After" in http.headers) == (503, True), error
+            again = asyncio.create_task(http.post(GENERATE, body, X_Session_ID="old"))
             assert len((await going)["choices"][0]["token_ids"]) == 60
+            assert (await again)["choices"] == (await going)["choices"]
             await draining
-            await http.post(GENERATE, {"token_ids": [20] * 90, **IDS}, X_Session_ID="old")
+            # A next step would hold the end up: the gateway that comes then takes it.
+            later = {**IDS, "token_ids": [20] * 90}
+            assert (await http("POST", GENERATE, later, X_Session_ID="old"))[0] == 503
 
     run(main())
 
