@@ -34,7 +34,8 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.port = found.getsockname()[1]
-        self.folder, self.http = folder, None
+        self.folder = folder
+        self.http: Any = None
         self.engines: list[FakeVllm] = []
         self.ended: list[FakeVllm] = []
         self.served: Gateway | None = None
