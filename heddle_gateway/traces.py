@@ -1,9 +1,8 @@
-"""OpenTelemetry spans: one a request, and below it one a step, which vLLM's are below."""
+"""OpenTelemetry spans: one a request, below it one a step, and vLLM's below that."""
 
 import os
 import secrets
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -69,80 +68,57 @@ class Traces:
 
     def write(self, request: web.Request, path: str, status: int, began_s: float) -> None:
         """Make the spans of a request that was answered; times are of `time.monotonic`."""
-        client = trace_context(request.headers.get("traceparent", ""))
+        parent = trace_context(request.headers.get("traceparent", ""))
         steps: list[ClientStep] = request.get(STEPS) or []
-        found = self._span(
-            f"{request.method} {path}",
-            SpanKind.SERVER,
-            _ns(began_s),
-            parent=client,
-            trace_id=trace_of(steps[0].trajectory) if steps else "",
-            attributes={
-                "http.request.method": request.method,
-                "http.route": path,
-                "http.response.status_code": status,
-                "heddle.tenant": request.get(TENANT, ""),
-            },
-        )
+        own = TraceContext(trace_of(steps[0].trajectory) if steps else "")
+        facts = {"http.request.method": request.method, "http.response.status_code": status}
+        facts |= {"http.route": path, "heddle.tenant": request.get(TENANT, "")}
+        span = self._span(f"{request.method} {path}", SpanKind.SERVER, began_s, parent, own, facts)
         if status >= 500:
-            found.set_status(StatusCode.ERROR)
-        context = found.get_span_context()
+            span.set_status(StatusCode.ERROR)
         for step in steps:
             if step.trace.span_id and not step.traced:
                 step.traced = True
-                self._of_step(step, context)
-        found.end()
+                self._of_step(step, span.get_span_context())
+        span.end()
 
     def _of_step(self, step: ClientStep, request: SpanContext) -> None:
         trace_id = step.trace.trace_id or trace_of(step.trajectory)
-        own = f"{request.trace_id:032x}" != trace_id  # of another trajectory than the request
-        flags = f"{request.trace_flags:02x}"
-        span_id = f"{request.span_id:016x}"
-        ended_s = time.monotonic() if step.ended_s is None else step.ended_s
-        span = self._span(
-            "step",
-            SpanKind.CLIENT,
-            _ns(step.made_s),
-            parent=TraceContext() if own else TraceContext(trace_id, span_id, flags),
-            trace_id=trace_id,
-            span_id=step.trace.span_id,
-            attributes={
-                "heddle.trajectory": step.trajectory,
-                "heddle.engine": step.engine,
-                "heddle.dispatches": step.dispatches,
-                "gen_ai.usage.input_tokens": len(step.prompt_ids),
-                "gen_ai.usage.output_tokens": step.tokens,
-            },
-        )
+        parent = TraceContext()
+        if f"{request.trace_id:032x}" == trace_id:  # else it is another trajectory's
+            flags = f"{request.trace_flags:02x}"
+            parent = TraceContext(trace_id, f"{request.span_id:016x}", flags)
+        facts = {
+            "heddle.trajectory": step.trajectory,
+            "heddle.engine": step.engine,
+            "heddle.dispatches": step.dispatches,
+            "gen_ai.usage.input_tokens": len(step.prompt_ids),
+            "gen_ai.usage.output_tokens": step.tokens,
+        }
+        own = TraceContext(trace_id, step.trace.span_id)
+        span = self._span("step", SpanKind.CLIENT, step.made_s, parent, own, facts)
         if step.dispatched_s is not None:
             queued_s = step.dispatched_s - step.submitted_s
             span.add_event("dispatched", timestamp=_ns(step.made_s + queued_s))
         if step.first_s is not None:
             span.add_event("first token", timestamp=_ns(step.first_s))
-        span.end(_ns(ended_s))
+        span.end(None if step.ended_s is None else _ns(step.ended_s))
 
     def _span(
         self,
         name: str,
         kind: SpanKind,
-        began_ns: int,
-        *,
+        began_s: float,
         parent: TraceContext,
-        trace_id: str,
-        span_id: str = "",
-        attributes: Mapping[str, Any],
+        own: TraceContext,
+        facts: dict[str, Any],
     ) -> Span:
-        self._ids.trace_id, self._ids.span_id = trace_id, span_id
-        flags = TraceFlags(int(parent.flags, 16))
-        remote = (
-            SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), True, flags)
-            if parent.trace_id
-            else SpanContext(0, 0, False)
-        )
-        context = set_span_in_context(NonRecordingSpan(remote))
-        return self._tracer.start_span(
-            name, context, kind, attributes=dict(attributes), start_time=began_ns
-        )
+        """Begin a span; of `own` the ids count, the trace's only without a parent."""
+        self._ids.trace_id, self._ids.span_id = own.trace_id, own.span_id
+        ids = int(parent.trace_id or "0", 16), int(parent.span_id or "0", 16)
+        above = NonRecordingSpan(SpanContext(*ids, True, TraceFlags(int(parent.flags, 16))))
+        context = set_span_in_context(above)
+        return self._tracer.start_span(name, context, kind, facts, start_time=_ns(began_s))
 
 
 def _ns(at_s: float) -> int:

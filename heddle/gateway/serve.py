@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,7 +38,6 @@ from heddle_gateway.fake_engines import FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
-from heddle_gateway.passing import NO_TENANTS, is_gateway
 from heddle_gateway.rendering import RenderingEngines
 from heddle_gateway.saved import SavedState
 from heddle_gateway.sessions import SessionLimits
@@ -46,10 +45,9 @@ from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
-from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
+from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
-from heddle_runtime.vllm_http.settings import HttpSettings
 
 if TYPE_CHECKING:
     from heddle_gateway.traces import Traces
@@ -86,17 +84,16 @@ def serve(
         OSError: the address cannot be used, or the run directory cannot be written.
         GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
     """
-    ready = prepared(config, gateway)
-    setup, gateway = ready.setup, ready.gateway
+    setup, gateway, context_tokens = prepared(config, gateway)
     asyncio.run(check_address(gateway.host, gateway.port))
     largest, options = setup.workload.largest_tokens, config.serve.render_options
-    with ray_engines(ready.config, largest, options=options) as started:
+    with ray_engines(config, largest, options=options) as started:
         if started is not None:
             gateway = replace(
                 gateway, engine_urls=started.urls, engine_tps=started.tps, engine_key=started.key
             )
         return _serve_on(
-            started, setup, gateway, ready.context_tokens, out, config_text, on_note, on_listening
+            started, setup, gateway, context_tokens, out, config_text, on_note, on_listening
         )
 
 
@@ -305,7 +302,6 @@ class _Served:
             http = await rest.enter_async_context(aiohttp.ClientSession(connector=connector))
             key = self._config.engine_key
             front.others = {n: Endpoint(url, http, api_key=key) for n, url in others.items()}
-            await self._check_tenants(front)
         match runtime.engine:
             case "fake":
                 model, replies = self._model, self._config.fake_replies
@@ -319,20 +315,6 @@ class _Served:
                 await self._render(front, rest)
             case "http":
                 await self._register(front, cast(HttpLauncher, stack.launcher), rest)
-
-    async def _check_tenants(self, front: Front) -> None:
-        """Refuse other gateways where clients have keys of their own.
-
-        Raises:
-            GatewayFailedError: names the model and its URL.
-        """
-        limit_s = HttpSettings().answer_limit_s
-        for name, endpoint in front.others.items() if front.tenants.by_name else ():
-            with suppress(UnreachableError):  # then the answers to requests say what it is
-                answer = await endpoint.call("/health", limit_s=limit_s)
-                if is_gateway(answer.headers):
-                    where = f"serve.models, {name}={endpoint.url}"
-                    raise GatewayFailedError(f"{where}: it {NO_TENANTS}")
 
     async def _render(self, front: Front, rest: AsyncExitStack) -> None:
         config = self._setup.config

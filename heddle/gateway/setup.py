@@ -1,7 +1,7 @@
 """A gateway's configuration, checked and set up before anything starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from heddle.cluster.profiles import load_profiles
@@ -23,26 +23,14 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "te
 MOST_RESTARTS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySetup:
-    """A gateway that can be started."""
-
-    config: RunConfig
-    """As given, with the policy that `serve.arrivals` means."""
-    gateway: GatewayConfig
-    setup: RunSetup
-    context_tokens: int
-    """The longest context."""
-
-
-def prepared(config: RunConfig, gateway: GatewayConfig) -> GatewaySetup:
-    """Check and set up a gateway.
+def prepared(config: RunConfig, gateway: GatewayConfig) -> tuple[RunSetup, GatewayConfig, int]:
+    """Check and set up a gateway; return the tokens of the longest context too.
 
     Raises:
         ValueError: one of the packages' errors for bad input.
     """
     check(config, gateway)
-    given = config = with_arrivals(config)
+    config = with_arrivals(config)
     context_tokens = _context_tokens(config)
     if config.runtime.launcher == "ray" and config.runtime.engine == "vllm":
         # Started on the nodes, they are engines by URL.
@@ -54,8 +42,7 @@ def prepared(config: RunConfig, gateway: GatewayConfig) -> GatewaySetup:
     raise_file_limit(gateway.front.max_open)
     largest = min(context_tokens, 1 << 20)
     work = Workload(trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=largest)
-    setup = prepare(config, workload=work)
-    return GatewaySetup(config=given, gateway=gateway, setup=setup, context_tokens=context_tokens)
+    return prepare(config, workload=work), gateway, context_tokens
 
 
 def with_tokenizer(config: RunConfig) -> RunConfig:
