@@ -270,8 +270,8 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     """Take the rounds, and print them and their tables."""
     args = _arguments()
-    if importlib.util.find_spec("aiohttp") is None:
-        print("heddle serve needs aiohttp: pip install 'heddle-rl[serve]'. Skipped.")
+    if importlib.util.find_spec("httptools") is None:
+        print("heddle serve needs httptools: pip install 'heddle-rl[serve]'. Skipped.")
         return
     peers, missing = find_peers([folder.absolute() for folder in args.peer_venv])
     mine = [heddle(policy, installed_version()) for policy in args.policies.split(",")]

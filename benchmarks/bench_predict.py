@@ -108,7 +108,7 @@ def main() -> None:
     }
     for name, predictor in predictors.items():
         timed = Timed(predictor)
-        play(scripts, Pace(), timed)
+        play(scripts, Pace(), timed, timed.on_question)
         predict_us, observe_us = (
             timed.predict_s / timed.questions,
             timed.observe_s / timed.observations,

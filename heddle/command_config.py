@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from heddle.bounds import Bounds, check_bounds
+from heddle.bounds import check_bounds
 from heddle.config import RunConfig
+from heddle_core.bounds import Bounds
 
 Percent: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
 FrameworkName: TypeAlias = Literal[

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from heddle.bounds import Bounds, check_bounds
+from heddle.bounds import check_bounds
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
 from heddle.config_error import ConfigError, require
 from heddle.loops.settings import LoopSettings
+from heddle_core.bounds import Bounds
 from heddle_core.defaults import HANG_S
 from heddle_trace.errors import TraceError
 from heddle_trace.tool_rules import read_tool_rule

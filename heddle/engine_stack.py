@@ -163,7 +163,6 @@ class ProcessSolver:
         self._searches: set[asyncio.Task[ResourcePlan]] = set()
 
     def solve(self, command: SolvePlan, listener: ServiceListener) -> None:
-        """Search for a plan."""
         search = asyncio.get_running_loop().create_task(self._search(command))
         self._searches.add(search)
         search.add_done_callback(self._searches.discard)
@@ -175,7 +174,6 @@ class ProcessSolver:
         return await asyncio.wrap_future(search)
 
     def close(self) -> None:
-        """End the other process."""
         for search in self._searches:
             search.cancel()
         self._worker.close()

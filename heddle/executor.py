@@ -147,7 +147,6 @@ class Worker:
             self._pool = _pool(context, 1, stop, interrupts, shared, None)
 
     def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> "Future[R]":
-        """Call a function there."""
         with terminal_signals_blocked(), _started_for(function):
             return self._pool.submit(_in_worker, _call, 0, partial(function, *args, **kwargs))
 

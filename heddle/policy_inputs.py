@@ -141,7 +141,6 @@ class LoadedModel:
         return LearnedFactory(self.model)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return {"name": self.name, "sha256": self.sha256}
 
 

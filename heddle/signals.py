@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeAlias
@@ -253,9 +253,30 @@ def terminal_signals_blocked() -> Iterator[None]:
     blocked = (signal.SIGINT, signal.SIGHUP) if hasattr(signal, "SIGHUP") else (signal.SIGINT,)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
-        yield
+        with _handlers_deferred(blocked):
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _handlers_deferred(numbers: Iterable[int]) -> Iterator[None]:
+    """Handle signals at the end of the block: the mask of the main thread is no other thread's,
+    and what another receives is handled in the main thread, at once.
+    """
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers = {n: h for n in numbers if callable(h := signal.getsignal(n))}
+    for number in handlers:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            os.kill(os.getpid(), number)
 
 
 def interrupt(pid: int) -> None:

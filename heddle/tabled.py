@@ -29,7 +29,6 @@ class Tabled(ABC):
         return pd.json_normalize(self.rows())
 
     def __repr__(self) -> str:
-        """The verdict."""
         return self.verdict
 
     def _repr_html_(self) -> str:

@@ -4,13 +4,14 @@
 machine. Times are seconds, sizes tokens.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+
+from heddle_core.bounds import Bounds, bound_faults
 
 SCHEMA = "heddle.sweep/1"
 
@@ -19,13 +20,19 @@ class SweepError(ValueError):
     """A sweep that cannot be read or used; the message names file, field and remedy."""
 
 
+Count: TypeAlias = Annotated[int, Bounds(0)]
+AtLeastOne: TypeAlias = Annotated[int, Bounds(1)]
+Measured: TypeAlias = Annotated[float, Bounds(0)]
+Positive: TypeAlias = Annotated[float, Bounds(above=0)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """Fields of every measurement."""
 
-    order: int
+    order: Count
     """Its position in the sweep, which is shuffled, so that drift is visible."""
-    tp: int
+    tp: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +41,14 @@ class DecodeTrial(Trial):
 
     held_out: bool
     """Whether its cell is off the grid, for checking only, never to fit the ground truth."""
-    batch: int
-    context: int
+    batch: Count
+    context: Count
     """Of each at its start."""
-    step_s: float
+    step_s: Positive
     """Seconds per iteration."""
-    mean_batch: float
+    mean_batch: Positive
     """Below `batch` when the first had ended before the last began."""
-    mean_context: float
+    mean_context: Measured
     """Of all of them together in one iteration, each new token included."""
 
 
@@ -51,19 +58,19 @@ class PrefillTrial(Trial):
     computed for one token, alone or beside a decoding batch."""
 
     held_out: bool
-    batch: int
+    batch: Count
     """Sequences that decode beside; 0 when it is alone on the engine."""
-    mean_context: float
+    mean_context: Measured
     """What they hold together."""
-    together: int
+    together: AtLeastOne
     """Prompts at once."""
-    prompt: int
-    cached: int
+    prompt: Count
+    cached: Count
     """As the engine reported it."""
-    prefill_s: float
+    prefill_s: Positive
     """From the first prefill to the token."""
-    queued_s: float
-    wall_s: float
+    queued_s: Measured
+    wall_s: Measured
     """From the request of the step to the report of its end."""
 
 
@@ -71,12 +78,12 @@ class PrefillTrial(Trial):
 class AbortTrial(Trial):
     """A step that was aborted and started again with the tokens that it had."""
 
-    prompt: int
+    prompt: Count
     """Of the second dispatch."""
-    cached: int
-    abort_s: float
+    cached: Count
+    abort_s: Measured
     """From the request of the abort to the report of the end."""
-    resume_s: float
+    resume_s: Measured
     """From the second dispatch to its first token."""
 
 
@@ -84,19 +91,19 @@ class AbortTrial(Trial):
 class MoveTrial(Trial):
     """A context that was brought to another engine."""
 
-    target_tp: int
-    batch: int
+    target_tp: Count
+    batch: Count
     """Sequences that decode on each of the two meanwhile."""
-    context: int
+    context: Count
     way: str
     """"kv", "prefill" or "none"."""
-    kv_tokens: int
+    kv_tokens: Count
     """At the target afterwards."""
-    kv_bytes: int
+    kv_bytes: Count
     """Of the handle; 0 without one."""
-    export_s: float
+    export_s: Measured
     """From the request to the source to its answer; 0 without one."""
-    place_s: float
+    place_s: Measured
     """From the request to the target to its answer."""
 
 
@@ -104,40 +111,40 @@ class MoveTrial(Trial):
 class StartStopTrial(Trial):
     """One start and stop of an engine."""
 
-    others: int
+    others: Count
     """Engines that were ready already."""
-    start_s: float
-    stop_s: float
+    start_s: Positive
+    stop_s: Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepTrial(Trial):
     """An engine that released its memory and took it again."""
 
-    level: int
+    level: Count
     """1 keeps the weights in main memory, 2 drops them."""
-    sleep_s: float
-    wake_s: float
+    sleep_s: Measured
+    wake_s: Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColocationTrial(Trial):
     """The same decoding batch, alone and while another engine on the same machine decodes."""
 
-    batch: int
-    context: int
-    alone_s: float
+    batch: Count
+    context: Count
+    alone_s: Positive
     """Seconds per iteration."""
-    beside_s: float
+    beside_s: Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStep:
     """One step of a client of a `LoopTrial`."""
 
-    prompt: int
+    prompt: Count
     """The whole context."""
-    output: int
+    output: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +153,10 @@ class LoopTrial(Trial):
     fitted: its simulation tests all parts of a profile together."""
 
     clients: tuple[tuple[LoopStep, ...], ...]
-    makespan_s: float
-    ttft_s: float
+    makespan_s: Positive
+    ttft_s: Measured
     """Mean over steps: queue and prefill."""
-    tpot_s: float
+    tpot_s: Measured
     """Mean over steps: decode time over tokens but the first."""
 
 
@@ -173,11 +180,11 @@ class Sweep:
     versions: dict[str, str]
     settings: dict[str, Any]
     """Further settings of the engines."""
-    max_running: int
-    max_batched_tokens: int
+    max_running: AtLeastOne
+    max_batched_tokens: AtLeastOne
     """The most tokens of one iteration."""
-    block_tokens: int
-    kv_bytes_per_token: int
+    block_tokens: AtLeastOne
+    kv_bytes_per_token: AtLeastOne
     """Over all GPUs of an engine."""
     precision: str
     kv_capacity_tokens: dict[str, int]
@@ -248,9 +255,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def _faults(sweep: Sweep) -> Iterator[str]:
-    for name in ("max_running", "max_batched_tokens", "block_tokens", "kv_bytes_per_token"):
-        if getattr(sweep, name) < 1:
-            yield f"{name} must be 1 or more, not {getattr(sweep, name)}"
+    yield from bound_faults(sweep)
     if not sweep.kv_capacity_tokens:
         yield "kv_capacity_tokens names no TP degree"
     for tp, tokens in sweep.kv_capacity_tokens.items():
@@ -263,28 +268,9 @@ def _faults(sweep: Sweep) -> Iterator[str]:
                 yield f"{name}[{i}].{fault}"
 
 
-POSITIVE = (
-    "step_s",
-    "prefill_s",
-    "start_s",
-    "alone_s",
-    "beside_s",
-    "makespan_s",
-    "mean_batch",
-    "together",
-)
-
-
 def _trial_faults(trial: Trial, sweep: Sweep) -> Iterator[str]:
     if trial.tp not in sweep.tps:
         yield f"tp is {trial.tp}, which kv_capacity_tokens does not name"
-    for f in fields(trial):
-        value = getattr(trial, f.name)
-        if not isinstance(value, int | float):
-            continue
-        if not math.isfinite(value) or value < 0 or (f.name in POSITIVE and value == 0):
-            least = "above 0" if f.name in POSITIVE else "0 or more"
-            yield f"{f.name} is {value}; it must be {least}"
     if isinstance(trial, PrefillTrial) and trial.cached >= trial.prompt:
         yield f"cached is {trial.cached}, which is not below prompt, {trial.prompt}"
     if isinstance(trial, LoopTrial) and not all(trial.clients):

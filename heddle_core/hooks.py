@@ -18,13 +18,13 @@ class Observer(Protocol):
     Each is called once for an event, for the parts in the order of `Policy`.
     """
 
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
+    def observe_step(self, t: TrajectoryView, event: StepFinished) -> object:
         """Learn from a finished generation."""
 
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
+    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> object:
         """Learn from a tool's result, before the next step is placed."""
 
-    def observe_finish(self, t: TrajectoryView) -> None:
+    def observe_finish(self, t: TrajectoryView) -> object:
         """Learn from a trajectory's end, and forget it."""
 
 

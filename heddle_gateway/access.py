@@ -2,16 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any
 
 import msgspec
-from aiohttp import web
 
 from heddle_gateway.client_step import ClientStep
-
-STEPS: Final = web.RequestKey("heddle_steps", list[ClientStep])
-TENANT: Final = web.RequestKey("heddle_tenant", str)
-"""Who sent a request."""
+from heddle_gateway.http import Request
 
 
 class AccessLog:
@@ -25,12 +21,12 @@ class AccessLog:
         """
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
-    def write(self, request: web.Request, path: str, status: int, began_s: float) -> None:
+    def write(self, request: Request, path: str, status: int, began_s: float) -> None:
         """Write the line of a request that was answered, or whose client is gone (499)."""
         now_s = time.monotonic()
         line: dict[str, Any] = {
             "time": round(time.time(), 3),
-            "tenant": request.get(TENANT, ""),
+            "tenant": request.tenant,
             "from": request.remote,
             "method": request.method,
             "path": path,
@@ -38,8 +34,8 @@ class AccessLog:
             "seconds": round(now_s - began_s, 6),
             "request_id": request.headers.get("X-Request-Id"),
         }
-        if steps := request.get(STEPS):
-            line |= _of_steps(steps)
+        if request.steps:
+            line |= _of_steps(request.steps)
         self._file.write(msgspec.json.encode(line) + b"\n")
 
     def close(self) -> None:

@@ -150,6 +150,7 @@ class GatewayAgent(ClientAgent):
                 adapter=step.adapter,
                 name=step.name,
                 trace=step.trace,
+                prompt_json=b"" if self._kept else step.prompt_json,
             ),
         )
 

@@ -1,15 +1,12 @@
-"""The aiohttp application: which path has which handler, and who may call it."""
+"""Which path has which handler, and who may call it."""
 
-import asyncio
-import logging
+import re
 import resource
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Any, Final
-
-from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
+from typing import Final
+from urllib.parse import unquote
 
 from heddle_gateway import control, engine_control
 from heddle_gateway.endpoints import MODEL_ENDPOINTS, PASSED_ON, passed_on
@@ -23,10 +20,9 @@ from heddle_gateway.front import (
     answering,
     error_response,
 )
-from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
+from heddle_gateway.http import Request, Response
+from heddle_gateway.http_server import serving
 
-BACKLOG: Final = 65_535
-"""Connections that wait to be accepted; the system has a limit of its own."""
 SPARE_FILES: Final = 1_024
 """Files and sockets beside those of clients."""
 _SESSION: Final = "/sessions/{session:[\\s\\S]+}"
@@ -64,18 +60,6 @@ _ADMINS: Final = (
 
 
 _PATHS: Final = frozenset(path for _, path, _ in (*MODEL_ENDPOINTS, *_CLIENTS, *_ADMINS))
-_REQUESTED: Final[web.AppKey[set[Any]]] = web.AppKey("requested", set)
-"""Connections that have sent a whole request head; closed ones are dropped from time to time."""
-
-
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a failed request is the gateway's fault: clients that send no HTTP fill no log."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, (HttpProcessingError, web.RequestPayloadError))
-
-
-_LOG: Final = logging.getLogger(__name__)
-_LOG.addFilter(_is_ours)
 
 
 class FileLimitError(ValueError):
@@ -106,97 +90,76 @@ def raise_file_limit(max_open: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def application(front: Front) -> web.Application:
-    """Return the application of a gateway."""
-    app = web.Application(client_max_size=front.settings.body_bytes, middlewares=[_unknown_paths])
-    app[_REQUESTED] = set()
-    app.on_response_prepare.append(_sign)
+class Routes:
+    """Which path and method has which handler; implements `heddle_gateway.http_server.Handle`."""
 
-    def add(method: str, path: str, handle: Handler, access: Access = "client") -> None:
-        app.router.add_route(method, path, answering(front, path, handle, access))
+    def __init__(self, front: Front) -> None:
+        self._fixed: dict[str, dict[str, Answering]] = {}
+        self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Answering]]] = {}
+        """By how a path is written: ``{name}`` is a part of it, ``{name:regex}`` what fits."""
+        for path in ("/health", "/readyz"):
+            self._add(front, "GET", path, control.health, "open")
+        self._add(front, "GET", "/livez", control.livez, "open")
+        for method, path, handle in MODEL_ENDPOINTS:
+            for each in (path, _SESSION + path):
+                self._add(front, method, each, handle, "limited" if method == "POST" else "client")
+        for path in PASSED_ON:
+            self._add(front, "POST", path, passed_on(path), "limited")
+        for method, path, handle in _CLIENTS:
+            self._add(front, method, path, handle, "client")
+        for method, path, handle in _ADMINS:
+            self._add(front, method, path, handle, "admin")
+        for path in engine_control.PASSED_TO_ALL:
+            self._add(front, "POST", path, engine_control.passed_to_all(path), "admin")
 
-    add("GET", "/health", control.health, "open")
-    add("GET", "/readyz", control.health, "open")
-    add("GET", "/livez", control.livez, "open")
-    for method, path, handle in MODEL_ENDPOINTS:
-        for each in (path, _SESSION + path):
-            add(method, each, handle, "limited" if method == "POST" else "client")
-    for path in PASSED_ON:
-        add("POST", path, passed_on(path), "limited")
-    for method, path, handle in _CLIENTS:
-        add(method, path, handle)
-    for method, path, handle in _ADMINS:
-        add(method, path, handle, "admin")
-    for path in engine_control.PASSED_TO_ALL:
-        add("POST", path, engine_control.passed_to_all(path), "admin")
-    return app
+    def _add(self, front: Front, method: str, path: str, handle: Handler, access: Access) -> None:
+        answer = answering(front, path, handle, access)
+        if "{" not in path:
+            self._fixed.setdefault(path, {})[method] = answer
+            return
+        written = re.sub(r"{(\w+)}", r"{\1:[^/]+}", path)
+        pattern = re.compile(re.sub(r"{(\w+):([^}]*)}", r"(?P<\1>\2)", written))
+        self._patterns.setdefault(path, (pattern, {}))[1][method] = answer
+
+    def __call__(self, request: Request) -> Awaitable[Response]:
+        """Answer a request."""
+        methods = self._fixed.get(request.path)
+        if methods is not None and (answer := methods.get(request.method)) is not None:
+            return answer(request)
+        allowed = methods is not None
+        for pattern, methods in self._patterns.values():
+            if (found := pattern.fullmatch(request.path)) is not None:
+                allowed = True
+                if (answer := methods.get(request.method)) is not None:
+                    parts = found.groupdict()
+                    request.match_info = {name: unquote(text) for name, text in parts.items()}
+                    return answer(request)
+        return _missing(request, HTTPStatus.METHOD_NOT_ALLOWED if allowed else HTTPStatus.NOT_FOUND)
 
 
-async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers[GATEWAY_HEADER] = "heddle"
-
-
-@web.middleware
-async def _unknown_paths(request: web.Request, handler: Answering) -> web.StreamResponse:
+async def _missing(request: Request, status: HTTPStatus) -> Response:
     """Answer paths and methods that are not there as vLLM does, a slash at the end among them."""
-    request.app[_REQUESTED].add(request.protocol)
-    missing = request.match_info.http_exception
-    if missing is None:
-        return await handler(request)
     path = request.path.rstrip("/")
-    if missing.status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:
-        raise web.HTTPTemporaryRedirect(path + (f"?{request.query_string}" * bool(request.query)))
-    return error_response(not_there(missing.status, missing.reason))
+    if status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:
+        query = f"?{request.query_string}" * bool(request.query_string)
+        return Response(status=307, headers={"Location": path + query})
+    return error_response(not_there(status, status.phrase))
 
 
-@asynccontextmanager
-async def listening(
+def listening(
     front: Front, *, host: str, port: int, grace_s: float = 5.0
-) -> AsyncIterator[int]:
+) -> AbstractAsyncContextManager[int]:
     """Answer requests inside the block; yields the port, which is a free one for 0.
 
     Raises:
         OSError: the address cannot be used.
     """
-    app = application(front)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        logger=_LOG,
-        handler_cancellation=True,
-        shutdown_timeout=grace_s,
-        keepalive_timeout=75.0,
+    settings = front.settings
+    return serving(
+        Routes(front),
+        host=host,
+        port=port,
+        body_bytes=settings.body_bytes,
+        head_s=settings.body_s,
+        grace_s=grace_s,
     )
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port, backlog=BACKLOG)
-        await site.start()
-        closing = asyncio.create_task(_close_silent(runner, app, front.settings.body_s))
-        try:
-            yield site.port
-        finally:
-            closing.cancel()
-            with suppress(asyncio.CancelledError):
-                await closing
-    finally:
-        await runner.cleanup()
-
-
-async def _close_silent(runner: web.AppRunner, app: web.Application, limit_s: float) -> None:
-    """Close connections that send no whole request head for `limit_s`: each has a file.
-
-    aiohttp itself closes those that have sent one, after `keepalive_timeout`.
-    """
-    silent: set[Any] = set()
-    requested = app[_REQUESTED]
-    while True:
-        await asyncio.sleep(limit_s)
-        listener = runner.server
-        there = set(listener.connections if listener is not None else ())
-        requested &= there
-        now = there - requested
-        for connection in silent & now:
-            connection.force_close()
-            if connection.transport is not None:
-                connection.transport.close()
-        silent = now - silent

@@ -123,7 +123,7 @@ class ClientStep:
         self.news = 0
         """Grows with whatever comes."""
         self.relay = self._relay(endpoint, body, counts_tokens=counts_tokens)
-        self.prompt_ids = rendered.prompt_ids
+        self.prompt_ids, self.prompt_json = rendered.prompt_ids, rendered.prompt_json
         self.sampling = rendered.sampling
         self.features: dict[str, Any] = rendered.features.get("generate", {})
         self.cache_salt = cache_salt
@@ -292,9 +292,11 @@ class ClientStep:
         self.news += 1
         if self.first_s is None:
             self.first_s = time.monotonic()
-        if self.over and self.ended_s is None:
-            self.ended_s = time.monotonic()
-        ended = self._for_end if self.over else []
+        ended = []
+        if self.over:
+            ended, self.prompt_json = self._for_end, b""
+            if self.ended_s is None:
+                self.ended_s = time.monotonic()
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():
                 waiter.set_result(True)

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
+import random
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -12,13 +12,12 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
-from heddle_gateway.access import STEPS, TENANT
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND, ApiError, not_there, of_engine, of_renderer
 from heddle_gateway.exchange import Exchange, refused_stream, renderer_of, streamed, whole
 from heddle_gateway.front import Front, Handler, json_response
+from heddle_gateway.http import Request, Response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
     GENERATE,
@@ -33,6 +32,7 @@ from heddle_gateway.openai_api import (
     samples_of,
     text_field,
 )
+from heddle_gateway.prompt_ids import split_body
 from heddle_runtime.generation import Rendered, RenderError, trace_context
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, MESSAGES, RESPONSES
 
@@ -49,10 +49,12 @@ DEADLINE: Final = "X-Heddle-Deadline-S"
 def model_endpoint(endpoint: str) -> Handler:
     """Return the handler of an endpoint that generates."""
 
-    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
+    async def handle(front: Front, request: Request) -> Response:
         raw = await front.raw_body(request)
         try:
-            checked = await _checked(front, request, endpoint, parse_body(raw) if raw else {})
+            ids = split_body(raw) if endpoint == GENERATE else None
+            body = parse_body(raw) if ids is None else ids
+            checked = await _checked(front, request, endpoint, body)
         except (RenderError, ApiError) as wrong:
             refusal = await _refusal(front, request, endpoint, raw, wrong)
             if refusal.in_stream:
@@ -78,9 +80,7 @@ class _Checked:
     """Body, prompt and step of each answer; the samples of a prompt are beside each other."""
 
 
-async def _checked(
-    front: Front, request: web.Request, endpoint: str, body: dict[str, Any]
-) -> _Checked:
+async def _checked(front: Front, request: Request, endpoint: str, body: dict[str, Any]) -> _Checked:
     """Read a request.
 
     Raises:
@@ -109,7 +109,7 @@ async def _checked(
     steps = []
     for each in one_prompt_each(endpoint, front.for_engines(body)):
         if endpoint == GENERATE:
-            rendered = rendered_ids(each)
+            rendered = rendered_ids(each, front.prompts, who.session)
         else:
             rendered = await renderer_of(front).render(endpoint, each)
         for number in range(samples):
@@ -132,18 +132,16 @@ def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -
         raise ApiError(400, text, param="background", ours=True)
 
 
-async def _answered(
-    front: Front, request: web.Request, endpoint: str, checked: _Checked
-) -> web.StreamResponse:
+async def _answered(front: Front, request: Request, endpoint: str, checked: _Checked) -> Response:
     """Submit the steps of a request, and answer when they bring something."""
     body = checked.body
     named = checked.named
     # An empty one is kept, as vLLM keeps it.
-    own = named or ("" if body.get("request_id") == "" else uuid.uuid4().hex[:16])
+    own = named or ("" if body.get("request_id") == "" else f"{random.getrandbits(64):016x}")
     replied = has_reply(endpoint, body)
     began_s, delivered = time.monotonic(), False
     steps: list[ClientStep] = []
-    request[STEPS] = steps
+    request.steps = steps
     exchanges = []
     try:
         for one, rendered, fresh in checked.steps:
@@ -169,7 +167,7 @@ async def _answered(
 
 
 async def _refusal(
-    front: Front, request: web.Request, endpoint: str, raw: bytes, wrong: RenderError | ApiError
+    front: Front, request: Request, endpoint: str, raw: bytes, wrong: RenderError | ApiError
 ) -> ApiError:
     """Return vLLM's own refusal of a body, if it refuses it too; else ours."""
     ours = of_renderer(wrong) if isinstance(wrong, RenderError) else wrong
@@ -189,7 +187,7 @@ async def _refusal(
     return ours if theirs is None else of_engine(theirs)
 
 
-def _deadline_s(request: web.Request) -> float | None:
+def _deadline_s(request: Request) -> float | None:
     """Return until when a client waits, by the event loop's clock; None: for ever.
 
     Raises:
@@ -210,7 +208,7 @@ def _deadline_s(request: web.Request) -> float | None:
 def passed_on(path: str) -> Handler:
     """Return the handler of an endpoint that an engine answers."""
 
-    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
+    async def handle(front: Front, request: Request) -> Response:
         raw = await front.raw_body(request)
         body = parse_body(raw)
         try:
@@ -229,12 +227,12 @@ def passed_on(path: str) -> Handler:
     return handle
 
 
-async def list_models(front: Front, request: web.Request) -> web.StreamResponse:
+async def list_models(front: Front, request: Request) -> Response:
     """``GET /v1/models``."""
     return json_response(models_response(front.model, front.others))
 
 
-async def one_model(front: Front, request: web.Request) -> web.StreamResponse:
+async def one_model(front: Front, request: Request) -> Response:
     """``GET /v1/models/{model}``."""
     name = request.match_info["model"]
     listed = models_response(front.model, front.others)["data"]
@@ -244,8 +242,8 @@ async def one_model(front: Front, request: web.Request) -> web.StreamResponse:
     return json_response(found)
 
 
-def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Identity:
-    tenant = str(request.get(TENANT, ""))
+def _identity(front: Front, request: Request, body: Mapping[str, Any]) -> Identity:
+    tenant = request.tenant
     return identify(
         request.headers,
         body,
@@ -256,7 +254,7 @@ def _identity(front: Front, request: web.Request, body: Mapping[str, Any]) -> Id
     )
 
 
-def path_session(request: web.Request) -> str:
+def path_session(request: Request) -> str:
     """Return the session id in a path, "" if it has none."""
     return request.match_info.get("session", "")
 

@@ -6,10 +6,9 @@ The paths are those of vLLM's development mode, as SkyRL's client calls them.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aiohttp import web
-
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import EngineControl, Front, Handler, json_response
+from heddle_gateway.http import Request, Response
 
 NEW_WEIGHTS: Final = ("/update_weights", "/finish_weight_update", "/collective_rpc")
 """After them engines may have other weights."""
@@ -37,7 +36,7 @@ def control_of(front: Front) -> EngineControl:
 def passed_to_all(path: str) -> Handler:
     """Return the handler of a path that every engine gets with the same body and query."""
 
-    async def handle(front: Front, request: web.Request) -> web.StreamResponse:
+    async def handle(front: Front, request: Request) -> Response:
         control, body = control_of(front), await front.body(request)
         if path == "/sleep":
             front.gateway.pause()
@@ -45,7 +44,7 @@ def passed_to_all(path: str) -> Handler:
         answers = await control.call_all(path + query, [body] * len(control.names))
         if path in NEW_WEIGHTS or path in NO_KV:
             front.gateway.void_kv(new_weights=path in NEW_WEIGHTS)
-        tags = request.query.getall("tags", [])
+        tags = request.query.every("tags")
         if path == "/wake_up" and (not tags or "kv_cache" in tags):
             front.gateway.resume()
         return json_response({"status": "ok", "engines": answers})
@@ -53,13 +52,13 @@ def passed_to_all(path: str) -> Handler:
     return handle
 
 
-async def world_size(front: Front, request: web.Request) -> web.StreamResponse:
+async def world_size(front: Front, request: Request) -> Response:
     """``GET /get_world_size``: that of all engines together."""
     answers = await control_of(front).call_all("/get_world_size")
     return json_response({"world_size": sum(_sizes(answers))})
 
 
-async def init_weight_transfer(front: Front, request: web.Request) -> web.StreamResponse:
+async def init_weight_transfer(front: Front, request: Request) -> Response:
     """``POST /init_weight_transfer_engine``: each engine gets the ranks after those before it."""
     control, body = control_of(front), await front.body(request)
     info = body.get("init_info")

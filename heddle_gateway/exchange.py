@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from aiohttp import web
-
 from heddle_gateway.answers import (
     Reply,
     called_tools,
@@ -19,6 +17,7 @@ from heddle_gateway.answers import (
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.front import Front, error_body, json_response
+from heddle_gateway.http import Request, Response, Stream
 from heddle_gateway.openai_api import (
     GENERATE,
     counted_usage,
@@ -197,7 +196,7 @@ class Exchange:
             yield found
 
 
-async def whole(exchanges: Sequence[Exchange], samples: int) -> web.Response:
+async def whole(exchanges: Sequence[Exchange], samples: int) -> Response:
     """Wait for the end of every step, and answer with everything."""
     if len(exchanges) == 1:
         answer = await exchanges[0].answer()
@@ -215,32 +214,23 @@ async def whole(exchanges: Sequence[Exchange], samples: int) -> web.Response:
     return json_response(answer, headers=headers)
 
 
-async def streamed(
-    request: web.Request, exchanges: Sequence[Exchange], samples: int
-) -> web.StreamResponse:
+async def streamed(request: Request, exchanges: Sequence[Exchange], samples: int) -> Response:
     """Send events as tokens come.
 
     An error before the first is the response, as it is vLLM's; later ones are events too.
     """
-    response, endpoint = web.StreamResponse(headers=EVENT_STREAM), exchanges[0].endpoint
+    response, endpoint = Stream(request, headers=EVENT_STREAM), exchanges[0].endpoint
     events = exchanges[0].events() if len(exchanges) == 1 else _merged(exchanges, samples)
     try:
         async for found in events:
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(KEEP_ALIVE if found is None else _encoded(endpoint, found))
+            await response.begin(KEEP_ALIVE if found is None else _encoded(endpoint, found))
     except (RenderError, ApiError) as failed:
         error = of_renderer(failed) if isinstance(failed, RenderError) else failed
-        if not (response.prepared or error.in_stream):
+        if not (response.begun or error.in_stream):
             raise error from None
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write(_error_event(endpoint, error))
-    if not response.prepared:
-        await response.prepare(request)
+        await response.begin(_error_event(endpoint, error))
     if endpoint not in FORWARDED:
-        await response.write(DONE)
-    await response.write_eof()
+        await response.begin(DONE)
     return response
 
 
@@ -257,14 +247,10 @@ def _error_event(endpoint: str, error: ApiError) -> bytes:
     return _encoded(endpoint, body if endpoint == MESSAGES else {**error.error, "type": "error"})
 
 
-async def refused_stream(
-    request: web.Request, endpoint: str, error: ApiError
-) -> web.StreamResponse:
+async def refused_stream(request: Request, endpoint: str, error: ApiError) -> Response:
     """Send a refusal as vLLM sends it once it has begun to stream."""
-    response = web.StreamResponse(headers=EVENT_STREAM)
-    await response.prepare(request)
-    await response.write(_error_event(endpoint, error) + DONE * (endpoint not in FORWARDED))
-    await response.write_eof()
+    response = Stream(request, headers=EVENT_STREAM)
+    await response.begin(_error_event(endpoint, error) + DONE * (endpoint not in FORWARDED))
     return response
 
 

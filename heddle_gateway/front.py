@@ -1,6 +1,5 @@
 """What the HTTP endpoints have in common: settings, who may call, and how requests are answered."""
 
-import asyncio
 import hmac
 import logging
 import time
@@ -10,16 +9,17 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
-from aiohttp import web
 
-from heddle_gateway.access import TENANT, AccessLog
+from heddle_gateway.access import AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
+from heddle_gateway.http import Request, RequestError, Response
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
 from heddle_gateway.passing import passed
+from heddle_gateway.prompt_ids import PromptReader
 from heddle_gateway.rendering import Renderer
 from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
@@ -29,12 +29,13 @@ from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
 if TYPE_CHECKING:
     from heddle_gateway.traces import Traces
 
-Handler: TypeAlias = Callable[["Front", web.Request], Awaitable[web.StreamResponse]]
+Handler: TypeAlias = Callable[["Front", Request], Awaitable[Response]]
 """Answers a request to a path."""
-Answering: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Answering: TypeAlias = Callable[[Request], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
+_JSON: Final = "application/json"
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -116,11 +117,12 @@ class Front:
     metrics: Metrics = field(default_factory=Metrics)
     requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
+    prompts: PromptReader = field(default_factory=PromptReader)
 
     def __post_init__(self) -> None:
         self.gateway.on_decision = self.metrics.decisions.take
 
-    def check_caller(self, request: web.Request, *, admin: bool) -> str:
+    def check_caller(self, request: Request, *, admin: bool) -> str:
         """Check the caller's key, and that it is no page of another site; return the tenant.
 
         Raises:
@@ -129,7 +131,7 @@ class Front:
         settings = self.settings
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise ApiError(403, "requests of other sites are refused", kind="permission_error")
-        if request.body_exists and request.content_type != "application/json":
+        if request.has_body and request.content_type != "application/json":
             # In vLLM's words.
             text = "Unsupported Media Type: Only 'application/json' is allowed"
             raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
@@ -159,7 +161,7 @@ class Front:
             )
         return UNNAMED if self.tenants.by_name else ""
 
-    async def body(self, request: web.Request) -> dict[str, Any]:
+    async def body(self, request: Request) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.
 
         Raises:
@@ -167,24 +169,18 @@ class Front:
         """
         return parse_body(await self.raw_body(request))
 
-    async def raw_body(self, request: web.Request) -> bytes:
+    async def raw_body(self, request: Request) -> bytes:
         """Read a request's body.
 
         Raises:
             ApiError: it is too large, or does not come.
         """
-        limit = self.settings.body_bytes
-        if (request.content_length or 0) > limit:
-            raise ApiError(413, f"the body is larger than {limit:,} bytes")
         try:
-            async with asyncio.timeout(self.settings.body_s):
-                return await request.read()
-        except TimeoutError:
-            raise ApiError(408, f"the body did not come in {self.settings.body_s:g} s") from None
-        except web.RequestPayloadError as error:
-            raise ApiError(400, f"the body cannot be read: {error}") from None
+            return await request.read(self.settings.body_bytes, self.settings.body_s)
+        except RequestError as error:
+            raise ApiError(error.status, str(error)) from None
 
-    async def other_endpoint(self, request: web.Request) -> Endpoint | None:
+    async def other_endpoint(self, request: Request) -> Endpoint | None:
         """Return the server of the model that a request names, if it is another than ours."""
         if not self.others or request.method != "POST":
             return None
@@ -224,7 +220,7 @@ class Front:
         return str(name)
 
 
-def _is_local(request: web.Request) -> bool:
+def _is_local(request: Request) -> bool:
     """Whether a request comes from this machine, and from no proxy on it."""
     if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):
         return False
@@ -239,10 +235,10 @@ def _is_local(request: web.Request) -> bool:
 
 def json_response(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
+) -> Response:
     """Return a JSON answer."""
     body = msgspec.json.encode(value)
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+    return Response(body, status=status, headers={"Content-Type": _JSON, **(headers or {})})
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
@@ -253,7 +249,7 @@ def error_body(path: str, error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": said}
 
 
-def error_response(error: ApiError, path: str = "") -> web.Response:
+def error_response(error: ApiError, path: str = "") -> Response:
     """Return an error in the envelope of a path."""
     headers = {}
     if error.retry_after_s is not None:
@@ -266,15 +262,15 @@ def error_response(error: ApiError, path: str = "") -> web.Response:
 def answering(front: Front, path: str, handle: Handler, access: Access) -> Answering:
     """Return a handler that checks the key, counts, and answers errors in their envelope."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def answer(request: Request) -> Response:
         metrics, status = front.metrics, 499  # as proxies count clients that went
         metrics.open += 1
         began_s = time.monotonic()
         try:
             if access != "open":
-                request[TENANT] = front.check_caller(request, admin=access == "admin")
+                request.tenant = front.check_caller(request, admin=access == "admin")
                 if access == "limited":
-                    front.tenants.count(request[TENANT], began_s)
+                    front.tenants.count(request.tenant, began_s)
             if metrics.open > front.settings.max_open:
                 raise ApiError(
                     429,
@@ -295,9 +291,6 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
         except RenderError as refused:
             status = refused.status
             return error_response(of_renderer(refused), path)
-        except web.HTTPException as error:
-            status = error.status
-            return error_response(ApiError(status, error.text or error.reason), path)
         except ConnectionError:
             raise  # the client is gone
         except Exception:

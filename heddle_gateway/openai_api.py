@@ -3,6 +3,7 @@
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import msgspec
 
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long
+from heddle_gateway.prompt_ids import PromptReader
 from heddle_runtime.generation import GenerationEnd, Rendered
 from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, RESPONSES
@@ -129,8 +131,8 @@ def text_field(body: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def rendered_ids(body: Mapping[str, Any]) -> Rendered:
-    """Read a request of token ids.
+def rendered_ids(body: Mapping[str, Any], prompts: PromptReader, session: str) -> Rendered:
+    """Read a request of token ids, which may be JSON still.
 
     Raises:
         ApiError: a field is wrong.
@@ -145,11 +147,10 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
     limit = sampling.get("max_tokens")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ApiError(400, f"max_tokens must be 1 or more, not {limit!r}", param="max_tokens")
-    try:
-        prompt = array("I", ids if isinstance(ids, list) else ())
-    except (TypeError, OverflowError):
-        prompt = array("I")
-    if not prompt:
+    found = prompts.read(session, bytes(ids)) if isinstance(ids, msgspec.Raw) else None
+    if found is None:
+        found = _read_ids(msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids)
+    if not found.prompt_ids:
         raise ApiError(
             400,
             "token_ids must be a list of at least one id, from 0 to 4,294,967,295",
@@ -159,7 +160,14 @@ def rendered_ids(body: Mapping[str, Any]) -> Rendered:
         chosen = checked_sampling(sampling)
     except SamplingError as error:
         raise ApiError(400, str(error), param=error.field, ours=True) from None
-    return Rendered(prompt_ids=prompt, sampling=chosen, max_tokens=limit)
+    found.sampling, found.max_tokens = chosen, limit
+    return found
+
+
+def _read_ids(ids: Any) -> Rendered:
+    with suppress(TypeError, OverflowError):
+        return Rendered(prompt_ids=array("I", ids if isinstance(ids, list) else ()))
+    return Rendered(prompt_ids=array("I"))
 
 
 def new_step(

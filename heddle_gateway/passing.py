@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
-import aiohttp
-from aiohttp import web
-
-from heddle_gateway.access import TENANT
 from heddle_gateway.errors import ApiError, unavailable
+from heddle_gateway.http import Request, Response, Stream
+from heddle_runtime.vllm_http.connections import BrokenError
 from heddle_runtime.vllm_http.endpoint import Endpoint, reason_of
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
@@ -34,29 +32,26 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OURS}
 
 
-async def passed(request: web.Request, raw: bytes, endpoint: Endpoint) -> web.StreamResponse:
+async def passed(request: Request, raw: bytes, endpoint: Endpoint) -> Response:
     """Send a request on, and its answer back as it comes.
 
     Raises:
         ApiError: the other server cannot be reached, broke off before its answer, or is a gateway
             that cannot tell tenants apart.
     """
-    response: web.StreamResponse | None = None
-    call = endpoint.open(request.method, request.rel_url.raw_path_qs, raw, _kept(request.headers))
+    response: Stream | None = None
+    call = endpoint.open(request.method, request.target, raw, _kept(request.headers))
     try:
         async with call as answer:
-            if request.get(TENANT) and is_gateway(answer.headers):
+            if request.tenant and is_gateway(answer.headers):
                 raise ApiError(502, f"the server of this model {NO_TENANTS}", kind="server_error")
-            response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
-            response.headers.pop("Content-Encoding", None)
-            await response.prepare(request)
-            async for data in answer.content.iter_any():
-                await response.write(data)
-    except (aiohttp.ClientError, TimeoutError) as error:
-        if response is None or not response.prepared:
+            response = Stream(request, status=answer.status, headers=_kept(answer.headers))
+            await response.begin()
+            while data := await answer.some():
+                await response.begin(data)
+    except (BrokenError, TimeoutError) as error:
+        if response is None or not response.begun:
             raise unavailable(f"the server of this model {reason_of(error)}") from None
         if request.transport is not None:  # a client sees that the answer is not whole
             request.transport.close()
-    else:
-        await response.write_eof()
     return response

@@ -1,14 +1,14 @@
 """Request bodies to tokens and back. The gateway has no tokenizer: an engine's own code does it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, Protocol
 
 from heddle_gateway.errors import no_engine
 from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
-from heddle_runtime.vllm_http.launcher import HttpLauncher
-from heddle_runtime.vllm_http.probe import EndpointFacts
+from heddle_runtime.vllm_http.launcher import HttpLauncher, Registered
+from heddle_runtime.vllm_http.probe import PROBES, EndpointFacts
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
 AGAIN_S: Final = 0.25
@@ -95,8 +95,12 @@ class RenderingEngines:
 
     def facts(self) -> EndpointFacts | None:
         """What engines are; None while none is registered."""
-        facts = [each.facts for each in (*self._launcher.usable, *self._launcher.registered)]
-        return max(facts, key=lambda each: len(each.answers), default=None)
+        registered = self._launcher.registered
+        for each in registered:
+            if len(each.facts.answers) == len(PROBES):
+                return each.facts
+        every = [each.facts for each in (*self._launcher.usable, *registered)]
+        return max(every, key=lambda facts: len(facts.answers), default=None)
 
     async def render(self, *body: Any) -> Rendered:
         found: Rendered = await self._first("render", body)
@@ -124,13 +128,14 @@ class RenderingEngines:
 
         `ours`: whether a refusal is no client's fault, so that another engine is asked too.
         """
-        try:
-            async with asyncio.timeout(self._wait_s):
-                await self._launcher.any_registered()
-        except TimeoutError:
-            raise no_engine(self._wait_s) from None
         until_s = asyncio.get_running_loop().time() + self._wait_s
         while True:
+            if not self._launcher.registered:
+                try:
+                    async with asyncio.timeout(self._wait_s):
+                        await self._launcher.any_registered()
+                except TimeoutError:
+                    raise no_engine(self._wait_s) from None
             try:
                 return await self._any(method, args, ours=ours)
             except RenderError as failed:
@@ -146,28 +151,21 @@ class RenderingEngines:
         Raises:
             RenderError: none did; the answer of the one that was reached last, if any was.
         """
-        usable = self._launcher.usable
-        start = next(self._calls)
-        engines = [usable[(start + n) % len(usable)] for n in range(len(usable))]
-        engines += [e for e in self._launcher.registered if e not in usable]
         body = args[1]
         model = body.get("model") if isinstance(body, dict) else None
-        able = [e for e in engines if model and model in e.facts.adapters]
-        endpoints = [e.endpoint for e in able or engines]
+        engines = self._in_turn(model)
+        following = next(engines, None)
         calls: dict[asyncio.Task[Any], None] = {}
         failed: RenderError | None = None
         try:
-            while endpoints or calls:
-                if endpoints:
-                    renderer = HttpRenderer(endpoints.pop(0), generates=True)
+            while following is not None or calls:
+                if following is not None:
+                    renderer = HttpRenderer(following.endpoint, generates=True)
                     call = asyncio.ensure_future(getattr(renderer, method)(*args))
                     calls[call] = None
-                done, _ = await asyncio.wait(
-                    calls,
-                    timeout=HEDGE_S if endpoints else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                for call in done:
+                    following = next(engines, None)
+                await _any_ended(calls, None if following is None else HEDGE_S)
+                for call in [each for each in calls if each.done()]:
                     del calls[call]
                     try:
                         return call.result()
@@ -179,5 +177,38 @@ class RenderingEngines:
         finally:
             for call in calls:
                 call.cancel()
-        assert failed is not None
-        raise failed
+        raise failed or no_engine(self._wait_s)
+
+    def _in_turn(self, model: Any) -> Iterator[Registered]:
+        """Yield the engines that can render for a model, those that work before the others."""
+        registered = self._launcher.registered
+        start = next(self._calls) % max(1, len(registered))
+        turn = (*registered[start:], *registered[:start])
+        turn = tuple(e for e in turn if e.facts.adapters and model in e.facts.adapters) or turn
+        tried = set[str]()
+        for each in turn:
+            if each.engine is not None and each.engine.takes_steps:
+                tried.add(each.url)
+                yield each
+        yield from (each for each in turn if each.url not in tried)
+
+
+async def _any_ended(calls: Iterable[asyncio.Task[Any]], limit_s: float | None) -> None:
+    """Wait until a call has ended, `limit_s` at most; `asyncio.wait` takes twice as long."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def wake(call: asyncio.Task[Any] | None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    for call in calls:
+        call.add_done_callback(wake)
+    timer = None if limit_s is None else loop.call_later(limit_s, wake, None)
+    try:
+        await ended
+    finally:
+        if timer is not None:
+            timer.cancel()
+        for call in calls:
+            call.remove_done_callback(wake)

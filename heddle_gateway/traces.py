@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import msgspec
-from aiohttp import web
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -21,8 +20,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from heddle_gateway.access import STEPS, TENANT
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.http import Request
 from heddle_runtime.generation import TraceContext, trace_context
 from heddle_runtime.vllm_http.step import trace_of
 
@@ -66,13 +65,13 @@ class Traces:
         """Return the context that engines get for a step of a request."""
         return msgspec.structs.replace(client, span_id=secrets.token_hex(8))
 
-    def write(self, request: web.Request, path: str, status: int, began_s: float) -> None:
+    def write(self, request: Request, path: str, status: int, began_s: float) -> None:
         """Make the spans of a request that was answered; times are of `time.monotonic`."""
         parent = trace_context(request.headers.get("traceparent", ""))
-        steps: list[ClientStep] = request.get(STEPS) or []
+        steps = request.steps or []
         own = TraceContext(trace_of(steps[0].trajectory) if steps else "")
         facts = {"http.request.method": request.method, "http.response.status_code": status}
-        facts |= {"http.route": path, "heddle.tenant": request.get(TENANT, "")}
+        facts |= {"http.route": path, "heddle.tenant": request.tenant}
         span = self._span(f"{request.method} {path}", SpanKind.SERVER, began_s, parent, own, facts)
         if status >= 500:
             span.set_status(StatusCode.ERROR)

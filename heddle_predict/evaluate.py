@@ -1,11 +1,9 @@
 """Plays a trace to predictors and measures their errors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.parts.predictor import GroupPredictor, ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
 from heddle_predict.corpus import Source
@@ -19,37 +17,19 @@ from heddle_trace.schema import TrajectoryScript
 ByStep = Mapping[int, Figures | None]
 
 
-@dataclass(slots=True)
-class _Recorder:
-    """A watcher that records a predictor's estimate whenever a step is queued."""
-
-    predictor: Predictor
-    totals: list[int]
-    found: dict[int, list[tuple[float, float]]] = field(
-        default_factory=lambda: {k: [] for k in AFTER}
-    )
-
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        self.predictor.observe_step(t, event)
-
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        self.predictor.observe_tool(t, event)
-
-    def observe_finish(self, t: TrajectoryView) -> None:
-        self.predictor.observe_finish(t)
-
-    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        if moment == "queued" and t.step in self.found:
-            truth = self.totals[index] - t.output_tokens
-            self.found[t.step].append((self.predictor.remaining_tokens(t), truth))
-
-
 def judge(predictor: Predictor, scripts: Sequence[TrajectoryScript], pace: Pace) -> ByStep:
     """Play `scripts` to a predictor; its figures after each number of steps."""
-    recorder = _Recorder(predictor, [total_tokens(script) for script in scripts])
-    play(scripts, pace, recorder)
+    totals = [total_tokens(script) for script in scripts]
+    found: dict[int, list[tuple[float, float]]] = {k: [] for k in AFTER}
+
+    def on_question(t: TrajectoryView, index: int, moment: Moment) -> None:
+        if moment == "queued" and t.step in found:
+            truth = totals[index] - t.output_tokens
+            found[t.step].append((predictor.remaining_tokens(t), truth))
+
+    play(scripts, pace, predictor, on_question)
     judged: dict[int, Figures | None] = {}
-    for step, pairs in recorder.found.items():
+    for step, pairs in found.items():
         estimates, truths = np.array(pairs).reshape(-1, 2).T
         judged[step] = figures(estimates, truths)
     return judged

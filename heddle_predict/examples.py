@@ -1,14 +1,13 @@
 """Questions with their answers: rows of features as in a rollout, and the truth."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.policy import TrajectoryView
 from heddle_predict.corpus import Source
 from heddle_predict.model import Floats, Vocabulary
@@ -74,42 +73,26 @@ class Examples:
         return Examples(*(np.concatenate(found) for found in columns.values()))
 
 
-@dataclass(slots=True)
-class _Collector:
-    """A watcher that records each question's row."""
-
-    observations: Observations
-    totals: list[int]
-    rows: list[list[float]] = field(default_factory=list)
-    labels: list[tuple[float, float, int, bool, int]] = field(default_factory=list)
-
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        self.observations.observe_step(t, event)
-
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        self.observations.observe_tool(t, event)
-
-    def observe_finish(self, t: TrajectoryView) -> None:
-        self.observations.observe_finish(t)
-
-    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        observed = self.observations.of(t)
-        survival = self.observations.log_survival(observed, t)
-        left = self.totals[index] - t.output_tokens
-        self.rows.append(self.observations.row(observed, t, survival))
-        self.labels.append((left, survival, t.step, moment == "queued", index))
-
-
 def examples(scripts: Sequence[TrajectoryScript], vocabulary: Vocabulary, pace: Pace) -> Examples:
     """Play `scripts` as one rollout and collect every question."""
-    collector = _Collector(Observations(vocabulary), [total_tokens(s) for s in scripts])
-    play(scripts, pace, collector)
-    left, survival, step, queued, index = (np.array(c) for c in zip(*collector.labels, strict=True))
+    observations, totals = Observations(vocabulary), [total_tokens(s) for s in scripts]
+    rows: list[list[float]] = []
+    labels: list[tuple[float, float, int, bool, int]] = []
+
+    def on_question(t: TrajectoryView, index: int, moment: Moment) -> None:
+        observed = observations.of(t)
+        survival = observations.log_survival(observed, t)
+        rows.append(observations.row(observed, t, survival))
+        left = totals[index] - t.output_tokens
+        labels.append((left, survival, t.step, moment == "queued", index))
+
+    play(scripts, pace, observations, on_question)
+    left, survival, step, queued, index = (np.array(c) for c in zip(*labels, strict=True))
     names = {name: i for i, name in enumerate(dict.fromkeys(s.group for s in scripts))}
     groups = np.array([names[s.group] for s in scripts])
     run = index.astype(np.int64)
     return Examples(
-        rows=np.array(collector.rows),
+        rows=np.array(rows),
         remaining=left.astype(np.float64),
         survival=survival.astype(np.float64),
         step=step.astype(np.int64),

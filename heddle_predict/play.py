@@ -1,4 +1,4 @@
-"""Plays recorded trajectories as a rollout, in order of time, for a watcher.
+"""Plays recorded trajectories as a rollout, in order of time.
 
 This file drives a real controller, with a predictor that forwards every call. Nothing depends on a
 cluster: one engine takes every step at once, every trajectory generates at one speed, and its tools
@@ -6,9 +6,9 @@ take their recorded time.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from heddle_core.commands import Dispatch
 from heddle_core.controller import Controller
@@ -22,6 +22,7 @@ from heddle_core.events import (
     TrajectoryArrived,
     TrajectoryFinished,
 )
+from heddle_core.hooks import Observer
 from heddle_core.ids import EngineId, EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
@@ -38,20 +39,8 @@ Moment: TypeAlias = Literal["queued", "in tool"]
 """When a controller needs an estimate: as a step is queued, and as its tool starts."""
 
 
-class Watcher(Protocol):
-    """Receives the calls of a predictor."""
-
-    def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """A generation ended."""
-
-    def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """A tool answered."""
-
-    def observe_finish(self, t: TrajectoryView) -> None:
-        """A trajectory ended."""
-
-    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """A controller needs an estimate of `t` now, the trajectory of script number `index`."""
+OnQuestion: TypeAlias = Callable[[TrajectoryView, int, Moment], None]
+"""Called when a controller needs an estimate of a trajectory, with the number of its script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +52,15 @@ class Pace:
     tokens_per_s: float = 50.0
 
 
-def play(scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> None:
-    """Play a rollout of `scripts` for `watcher`, from the first arrival to the last end."""
-    played = _Played(scripts, pace, watcher)
+def play(
+    scripts: Sequence[TrajectoryScript],
+    pace: Pace,
+    learner: Observer,
+    on_question: OnQuestion | None = None,
+) -> None:
+    """Play a rollout of `scripts`, from the first arrival to the last end: `learner` observes it,
+    such as a predictor, and `on_question` is called where an estimate is needed."""
+    played = _Played(scripts, pace, learner, on_question)
     for _ in range(max(1, round(pace.slots * len(scripts)))):
         played.start_next(0.0)
     while played.queue:
@@ -75,7 +70,13 @@ def play(scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> N
 class _Played:
     """One rollout: the ends that are due, and the controller that receives the events."""
 
-    def __init__(self, scripts: Sequence[TrajectoryScript], pace: Pace, watcher: Watcher) -> None:
+    def __init__(
+        self,
+        scripts: Sequence[TrajectoryScript],
+        pace: Pace,
+        learner: Observer,
+        on_question: OnQuestion | None,
+    ) -> None:
         self.queue: list[tuple[float, int]] = []
         """When the step or tool of a script ends, and the script's number."""
         self._scripts, self._pace = scripts, pace
@@ -86,7 +87,7 @@ class _Played:
         self._waiting = iter(range(len(scripts)))
         self._controller = Controller(
             Policy(
-                predictor=_Shown(watcher, self._index),
+                predictor=_Shown(learner, on_question, self._index),
                 scheduler=Fcfs(),
                 admission=PromptOnly(),
                 placement=LeastLoaded(),
@@ -183,30 +184,32 @@ class _Shown:
 
     served = False
 
-    def __init__(self, watcher: Watcher, index: dict[TrajectoryId, int]) -> None:
-        self._watcher, self._index = watcher, index
+    def __init__(
+        self, learner: Observer, on_question: OnQuestion | None, index: dict[TrajectoryId, int]
+    ) -> None:
+        self._learner, self._on_question, self._index = learner, on_question, index
         self._moments: dict[TrajectoryId, Moment] = {}
         """Moment of the next question; trajectories that have just arrived have none yet."""
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         self._moments[t.id] = "in tool"
-        self._watcher.observe_step(t, event)
+        self._learner.observe_step(t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
         self._moments[t.id] = "queued"
-        self._watcher.observe_tool(t, event)
+        self._learner.observe_tool(t, event)
 
     def observe_finish(self, t: TrajectoryView) -> None:
         del self._moments[t.id]
-        self._watcher.observe_finish(t)
+        self._learner.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
         """Forward the question, except the one on arrival: the step is queued right after it."""
         moment = self._moments.get(t.id)
         if moment is None:
             self._moments[t.id] = "queued"
-        else:
-            self._watcher.on_question(t, self._index[t.id], moment)
+        elif self._on_question is not None:
+            self._on_question(t, self._index[t.id], moment)
         return 0.0
 
 

@@ -104,6 +104,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """The client's id of its request: ids of calls of engines begin with it."""
     trace: TraceContext = TraceContext()
+    prompt_json: bytes = b""
+    """The step's whole prompt as JSON, where it is known."""
 
 
 def report_tokens(payload: Any, tokens: Sequence[int], logprobs: Sequence[Any] = ()) -> None:
@@ -147,6 +149,8 @@ class Rendered(msgspec.Struct, kw_only=True):
     """Most tokens of output; None: as many as the engine's context has room for."""
     features: dict[str, Any] = {}
     """The rest that rendering returned; the renderer makes the response from it."""
+    prompt_json: bytes = b""
+    """`prompt_ids` as JSON, where that is known."""
 
 
 class RenderError(Exception):

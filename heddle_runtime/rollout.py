@@ -4,13 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from heddle_core.defaults import REPORT_DELAY_S, REPORT_INTERVAL_S
 from heddle_rollout.agents import Agent
 from heddle_rollout.core import Core
 from heddle_rollout.driver import ROLLOUT, Driver
 from heddle_rollout.engines import Launcher
-from heddle_rollout.services import Predictions, Solver
-from heddle_rollout.tools import ToolPools
 from heddle_runtime.clock import RunClock
 
 DRAIN_S = 5.0
@@ -26,30 +23,18 @@ class RolloutRun:
         core: Core,
         launcher: Launcher,
         clock: RunClock,
-        *,
-        predictions: Predictions | None = None,
-        solver: Solver | None = None,
-        tool_capacity: int | None = None,
-        tool_limit_s: float | None = None,
-        tool_pools: ToolPools | None = None,
-        report_interval_s: float = REPORT_INTERVAL_S,
-        report_delay_s: float = REPORT_DELAY_S,
+        **options: Any,
     ) -> None:
+        """`options` are those of the driver."""
         self._agents, self._clock = agents, clock
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.driver = Driver(
             core,
             launcher,
             clock,
-            predictions=predictions,
-            solver=solver,
-            tool_capacity=tool_capacity,
-            tool_limit_s=tool_limit_s,
-            tool_pools=tool_pools,
-            report_interval_s=report_interval_s,
-            report_delay_s=report_delay_s,
             on_idle=self._on_idle,
             on_error=self._on_error,
+            **options,
         )
 
     async def run(self) -> None:

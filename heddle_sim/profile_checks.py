@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from heddle_sim.profile_parts import KernelFactors, ProfileError, TpTable, read_layout
+from heddle_core.bounds import bound_faults
+from heddle_sim.profile_parts import (
+    LARGEST,
+    LONGEST_S,
+    KernelFactors,
+    ProfileError,
+    TpTable,
+    read_layout,
+)
 
 if TYPE_CHECKING:
     from heddle_sim.profile_files import Profile
 
 
-LONGEST_S = 3600.0
-"""No time that a profile states is longer; a simulation with one that is would not end."""
-LARGEST = 10**15
-"""No size that a profile states is larger, in tokens, bytes or GPUs: no float would hold sums."""
 DECODE_ERRORS = ("median_pct", "worst_pct")
 LEFT_OUT = ("model", "class")
 SERVING_ERRORS, APART = ("runs", "tpot_mean_abs_pct"), ("tpot_unseen_mean_abs_pct",)
@@ -28,18 +31,7 @@ def faults_of(profile: "Profile") -> Iterator[str]:
     for name, text in (("model", profile.model), ("gpu", profile.gpu)):
         if not text.strip():
             yield f"{name} must be a name"
-    for name, size, least in _sizes(profile):
-        if size < least:
-            yield f"{name} must be {least} or more, not {size}"
-        if size > LARGEST:
-            yield f"{name} must be at most {LARGEST:g}"
-    for section in ("host", "transfer", "belief_transfer", "host_versions", "costs"):
-        for name, value in numbers(section, getattr(profile, section)):
-            if name.endswith("bytes_per_s"):
-                if not (math.isfinite(value) and value > 0):
-                    yield f"{name} must be a positive finite number, not {value}"
-            elif name.endswith("_s") and not 0 <= value <= LONGEST_S:
-                yield f"{name} must be from 0 to {LONGEST_S:g} seconds, not {value:g}"
+    yield from bound_faults(profile)
     factors = profile.kernel_factors or KernelFactors()
     smallest = min(factors.decode_on(1), factors.decode_on(64), factors.prefill)
     if not (math.isfinite(factors.decode_on(64)) and 0 < smallest < math.inf):
@@ -47,36 +39,6 @@ def faults_of(profile: "Profile") -> Iterator[str]:
     yield from _error_faults(profile)
     for tp, entry in profile.tables.items():
         yield from (f"tables.{tp}.{fault}" for fault in _table_faults(tp, entry))
-
-
-def _sizes(profile: "Profile") -> Iterator[tuple[str, int, int]]:
-    """Counts of tokens, bytes or GPUs by their names, with the least that each may be."""
-    yield "kv_bytes_per_token", profile.kv_bytes_per_token, 1
-    yield "kv_heads", 1 if profile.kv_heads is None else profile.kv_heads, 1
-    yield "experts", profile.experts, 0
-    yield "attention_dp", profile.attention_dp, 1
-    if profile.engine is not None:
-        for name, size in asdict(profile.engine).items():
-            yield f"engine.{name}", size, 1
-    for tp, entry in profile.tables.items():
-        where, filling = f"tables.{tp}", entry.belief.filling
-        yield f"{where}.belief.kv_capacity_tokens", entry.belief.kv_capacity_tokens, 0
-        yield f"{where}.kv_capacity_tokens", entry.kv_capacity_tokens, 0
-        yield f"{where}.decode.batch", max(entry.decode.batch, default=0), 0
-        yield f"{where}.prefill.tokens", max(entry.prefill.tokens, default=0), 0
-        if filling is not None:
-            yield f"{where}.belief.filling.knee", filling.knee, 1
-
-
-def numbers(where: str, value: object) -> Iterator[tuple[str, float]]:
-    """Every number of a section, by its place."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from numbers(f"{where}.{name}", inner)
-    elif isinstance(value, int | float):
-        yield where, value
 
 
 def _error_faults(profile: "Profile") -> Iterator[str]:
@@ -125,7 +87,7 @@ def _object_faults(
 
 def _table_faults(tp: str, entry: TpTable) -> list[str]:
     faults: list[str] = []
-    d, p, b, f = entry.decode, entry.prefill, entry.belief, entry.belief.filling
+    d, p, f = entry.decode, entry.prefill, entry.belief.filling
     try:
         read_layout(tp)
     except ProfileError as error:
@@ -140,16 +102,10 @@ def _table_faults(tp: str, entry: TpTable) -> list[str]:
             faults.append(f"{name} must ascend from 0 and have at least two entries")
         if any(len(c) != len(x) for c in columns):
             faults.append(f"{name} and its columns differ in length")
-    for name, most, values in (
-        ("decode.base_ms", 1e3 * LONGEST_S, d.base_ms),
-        ("decode.context_us", 1e6, d.context_us),
-        ("prefill.ms", 1e3 * LONGEST_S, p.ms),
-        ("prefill.pair_ns", 1e6, (p.pair_ns,)),
-        ("belief", LONGEST_S, (b.t0_s, b.t1_s, b.t2_s, b.prefill_s)),
-        ("belief.filling", LONGEST_S, () if f is None else (f.t0_s, f.fill_s, f.t1_s, f.t2_s)),
-    ):
-        if not all(0 <= v <= most for v in values):
-            faults.append(f"{name} must hold numbers from 0 to {most:g}")
+    if f is not None and not all(0 <= v <= LONGEST_S for v in (f.t0_s, f.fill_s, f.t1_s, f.t2_s)):
+        faults.append(f"belief.filling must hold numbers from 0 to {LONGEST_S}")
+    if f is not None and not 1 <= f.knee <= LARGEST:
+        faults.append(f"belief.filling.knee must be from 1 to {LARGEST:g}, not {f.knee!s:.40}")
     if d.base_ms and d.base_ms[0] <= 0:
         faults.append("decode.base_ms must be above 0: no step is free")
     return faults

@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from heddle_core.bounds import Bounds
 from heddle_core.estimate.cost import CostModel, FillingCost, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.latency import LatencyTable
 from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
 from heddle_sim.profile_checks import faults_of
 from heddle_sim.profile_parts import (
+    LARGEST,
     Costs,
     DraftHead,
     EngineSettings,
@@ -28,6 +30,8 @@ from heddle_sim.profile_parts import (
     KernelFactors,
     ProfileSource,
     Roofline,
+    Size,
+    SizeOrNone,
     TpTable,
     Transfer,
     release,
@@ -57,9 +61,9 @@ class Profile:
     model: str
     gpu: str
     source: ProfileSource
-    kv_bytes_per_token: int
+    kv_bytes_per_token: Size
     """One copy of a token's KV, over all the GPUs that it is cut over."""
-    kv_heads: int | None = None
+    kv_heads: Annotated[int | None, Bounds(1, LARGEST)] = None
     """KV heads of a layer, 1 where all heads share one latent vector (MLA): ranks of a larger TP
     degree hold copies. None: KV is cut over all GPUs."""
     derived: str = ""
@@ -73,11 +77,11 @@ class Profile:
     tables: dict[str, TpTable]
     """By `layout_name`: "4" for TP 4, "4ep4" with experts over 4 GPUs, "1dp8ep8" with attention
     data parallelism besides. Entries with dp are of one rank."""
-    experts: int = 0
+    experts: SizeOrNone = 0
     """Routed experts of a layer; 0: a dense model."""
     expert_parallel: bool = False
     """Whether engines spread experts over all their GPUs (vLLM: ``--enable-expert-parallel``)."""
-    attention_dp: int = 1
+    attention_dp: Size = 1
     """Attention data-parallel ranks of an engine, as vLLM's ``--data-parallel-size``."""
     refused: dict[str, str] = field(default_factory=dict)
     """TP degree -> why the model does not run there."""

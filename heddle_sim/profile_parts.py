@@ -4,10 +4,21 @@
 import re
 from dataclasses import dataclass, field
 from math import log2
-from typing import Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
+from heddle_core.bounds import Bounds
 from heddle_core.estimate.cost import FillingCost
 from heddle_core.ids import EngineShape
+
+LONGEST_S: Final = 3600
+"""No time that a profile states is longer; a simulation with one that is would not end."""
+LARGEST: Final = 1e15
+"""No size that a profile states is larger, in tokens, bytes or GPUs: no float would hold sums."""
+Seconds: TypeAlias = Annotated[float, Bounds(0, LONGEST_S)]
+SecondsOrNone: TypeAlias = Annotated[float | None, Bounds(0, LONGEST_S)]
+BytesPerS: TypeAlias = Annotated[float, Bounds(above=0)]
+Size: TypeAlias = Annotated[int, Bounds(1, LARGEST)]
+SizeOrNone: TypeAlias = Annotated[int, Bounds(0, LARGEST)]
 
 _LAYOUT = re.compile(r"([1-9]\d*)(?:dp([1-9]\d*))?(?:ep([1-9]\d*))?")
 
@@ -71,10 +82,10 @@ class Host:
     """Time that kernel tables lack (scheduler, sampler, launches, client), fitted on measured
     runs."""
 
-    per_step_s: float
-    per_running_s: float
+    per_step_s: Seconds
+    per_running_s: Seconds
     """Per running sequence and step."""
-    per_prefill_s: float
+    per_prefill_s: Seconds
     """Per sequence in prefill and step."""
     measured_on: str
     carried_over: bool
@@ -85,10 +96,10 @@ class Host:
 class HostTimes:
     """Host time with one version of the engine, as `Host`."""
 
-    per_step_s: float
-    per_running_s: float
-    per_prefill_s: float
-    per_request_s: float
+    per_step_s: Seconds
+    per_running_s: Seconds
+    per_prefill_s: Seconds
+    per_request_s: Seconds
     """From sending a request to its first token, outside of iterations: client and front end."""
 
 
@@ -115,9 +126,9 @@ class Decode:
     Linear in the batch between knots; `batch` starts with 0, a step that only prefills.
     """
 
-    batch: tuple[int, ...]
-    base_ms: tuple[float, ...]
-    context_us: tuple[float, ...]
+    batch: Annotated[tuple[int, ...], Bounds(0, LARGEST)]
+    base_ms: Annotated[tuple[float, ...], Bounds(0, 1000 * LONGEST_S)]
+    context_us: Annotated[tuple[float, ...], Bounds(0, 1_000_000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,20 +136,20 @@ class Prefill:
     """Time that a prefill adds to a step: a curve over tokens, and nanoseconds per (query, key)
     pair."""
 
-    tokens: tuple[int, ...]
-    ms: tuple[float, ...]
-    pair_ns: float
+    tokens: Annotated[tuple[int, ...], Bounds(0, LARGEST)]
+    ms: Annotated[tuple[float, ...], Bounds(0, 1000 * LONGEST_S)]
+    pair_ns: Annotated[float, Bounds(0, 1_000_000)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostEstimate:
     """A policy's cost estimate: `heddle_core.estimate.cost.StepCost`, host time included."""
 
-    t0_s: float
-    t1_s: float
-    t2_s: float
-    prefill_s: float
-    kv_capacity_tokens: int
+    t0_s: Seconds
+    t1_s: Seconds
+    t2_s: Seconds
+    prefill_s: Seconds
+    kv_capacity_tokens: SizeOrNone
     filling: FillingCost | None = None
     """None: a dense model, or not fitted."""
 
@@ -147,7 +158,7 @@ class CostEstimate:
 class TpTable:
     """Everything at one TP degree."""
 
-    kv_capacity_tokens: int
+    kv_capacity_tokens: SizeOrNone
     decode: Decode
     prefill: Prefill
     belief: CostEstimate
@@ -158,16 +169,16 @@ class TpTable:
 class Transfer:
     """Moving a KV prefix between engines."""
 
-    fixed_s: float
-    bytes_per_s: float
+    fixed_s: Seconds
+    bytes_per_s: BytesPerS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """Settings of the measured engines that affect time."""
 
-    block_tokens: int
-    max_batched_tokens: int
+    block_tokens: Size
+    max_batched_tokens: Size
     """The most tokens of one iteration."""
 
 
@@ -175,11 +186,11 @@ class EngineSettings:
 class Lifetimes:
     """Times of engines of one TP degree beside iterations; medians."""
 
-    start_s: float
-    stop_s: float
-    sleep_s: float | None = None
+    start_s: Seconds
+    stop_s: Seconds
+    sleep_s: SecondsOrNone = None
     """Freeing GPU memory, with the weights in main memory; None if not measured."""
-    wake_s: float | None = None
+    wake_s: SecondsOrNone = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,21 +198,21 @@ class Reprefill:
     """Moving a context to an engine by a prefill there: ``fixed_s + tokens * per_token_s``,
     beside a decoding batch."""
 
-    fixed_s: float
-    per_token_s: float
+    fixed_s: Seconds
+    per_token_s: Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Costs measured beside iterations and transfers."""
 
-    dispatch_s: float
+    dispatch_s: Seconds
     """From a dispatch to the engine and back: the driver's path."""
     engines: dict[str, Lifetimes]
     """By TP degree, as text because JSON keys are text."""
     moves_by: Literal["kv", "prefill"] = "kv"
     """How contexts moved to another engine; a prefill occupies that engine."""
-    abort_s: float | None = None
+    abort_s: SecondsOrNone = None
     """From the abort of a running step until its end is reported."""
     reprefill: Reprefill | None = None
     beside: float | None = None

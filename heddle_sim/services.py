@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
 from struct import Struct
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
+from heddle_core.bounds import Bounds, bound_faults
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.clock import Clock
 from heddle_rollout.tools import ToolPools
 
+Seconds: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
 KEEP_ALIVE_S: Final = 60.0
 """An idle instance of an elastic service is kept for so long; assumed."""
 
@@ -34,22 +36,19 @@ class Latency:
         ValueError: a negative time, or a share that is none.
     """
 
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Mean of the normal distribution, median of the lognormal."""
-    sigma: float = 0.0
+    sigma: Seconds = 0.0
     """Seconds; of a lognormal distribution, of natural logarithms. 0: constant."""
     lognormal: bool = False
-    miss_rate: float = 0.0
+    miss_rate: Annotated[float, Bounds(0, 1)] = 0.0
     """Share of calls that take another time, such as starts whose image is in no cache."""
-    miss_s: float = 0.0
+    miss_s: Seconds = 0.0
     """Their median; they have the same sigma."""
 
     def __post_init__(self) -> None:
-        times = (self.seconds, self.sigma, self.miss_s)
-        if not all(0.0 <= each < 1e9 for each in times):
-            raise ValueError(f"times must be from 0 to below 1e9 seconds, not {min(times):g}")
-        if not 0.0 <= self.miss_rate <= 1.0:
-            raise ValueError(f"a share of misses is from 0 to 1, not {self.miss_rate:g}")
+        for fault in bound_faults(self):
+            raise ValueError(fault)
 
     def drawn(self, normal: float, uniform: float) -> float:
         """Seconds, from a standard normal number and one that is uniform between 0 and 1."""
@@ -67,38 +66,29 @@ class ServiceConfig:
         ValueError: no place, times and rates out of range, or a cold start of a limited service.
     """
 
-    capacity: int | None = None
+    capacity: Annotated[int | None, Bounds(1, none="no limit")] = None
     """Calls at once; None: elastic."""
-    cold_start_s: float = 0.0
+    cold_start_s: Seconds = 0.0
     """Of an elastic service: added to a call that finds no warm instance idle."""
-    keep_alive_s: float = KEEP_ALIVE_S
+    keep_alive_s: Seconds = KEEP_ALIVE_S
     """Of an elastic service: an idle instance stays warm for so long."""
     latency: Latency | None = None
     """Of one call; None: what the trace records, 0 without. Of tools: beside their own time."""
-    failure_rate: float = 0.0
+    failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of attempts that fail."""
-    timeout_s: float | None = None
+    timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Until a failed attempt is noticed; None: as long as one that succeeds."""
-    retries: int = 0
+    retries: Annotated[int, Bounds(0, 1000)] = 0
     """Attempts after a failed one, before the call has failed."""
 
     def __post_init__(self) -> None:
-        if self.capacity is not None and self.capacity < 1:
-            raise ValueError(
-                f"a service needs a capacity of 1 or more, or none for no limit: {self.capacity}"
-            )
-        times = (self.cold_start_s, self.keep_alive_s, self.timeout_s or 0.0)
-        if not all(0.0 <= each < 1e9 for each in times):
-            raise ValueError("times of a service must be from 0 to below 1e9 seconds")
+        for fault in bound_faults(self):
+            raise ValueError(fault)
         if self.capacity is not None and self.cold_start_s:
             raise ValueError(
                 "a service with a capacity has its instances running: only an elastic one has a "
                 "cold start"
             )
-        if not 0.0 <= self.failure_rate < 1.0:
-            raise ValueError(f"a failure rate is from 0 to below 1, not {self.failure_rate:g}")
-        if not 0 <= self.retries <= 1000:
-            raise ValueError(f"retries are from 0 to 1,000, not {self.retries}")
 
 
 class ServicePool:

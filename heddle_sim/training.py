@@ -10,11 +10,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle_core.bounds import Bounds
 from heddle_sim.trained_models import TrainedModel, trained_model
 
 Backend = Literal["megatron", "fsdp"]
@@ -69,6 +70,10 @@ RECOMPUTED = 4 / 3
 """Training over training without a second forward pass."""
 
 DEFAULT_MICRO_BATCH_TOKENS = 4096
+
+
+Rates: TypeAlias = Annotated[dict[str, float], Bounds(above=0)]
+"""By back end or GPU class."""
 
 
 class TrainingError(ValueError):
@@ -155,21 +160,21 @@ def pipeline_stretch(layout: TrainLayout, *, gpus: int, tokens: float, longest: 
 class TrainingProfile:
     """Fitted efficiency of trainers, from a profile file (`heddle_sim.training_files`)."""
 
-    matmul: dict[str, float]
+    matmul: Rates
     """Share of the peak FLOP rate that products with weights reach in bf16, by back end; a second
     forward pass (FSDP recomputes activations) counts as lost."""
-    attention: dict[str, float]
+    attention: Rates
     """Likewise of attention, which is in bf16 whatever the precision."""
-    low_precision_share: float
+    low_precision_share: Annotated[float, Bounds(0, 1)]
     """Part of the time of products in bf16 that a low precision shortens by its peak."""
-    gpu_efficiency: dict[str, float]
+    gpu_efficiency: Rates
     """Shares on a GPU class relative to Hopper; a class without an entry counts as 1."""
-    link_efficiency: float
+    link_efficiency: Annotated[float, Bounds(above=0)]
     """Part of the data sheets' rates that collectives reach."""
-    expert_layer_s: float
+    expert_layer_s: Annotated[float, Bounds(0)]
     """Host time of a layer of experts (routing, permuting, launches, waits for counts), for each
     token, on each GPU of TP."""
-    colocated_efficiency: dict[str, float]
+    colocated_efficiency: Rates
     """Speed of training beside sleeping engines, relative to GPUs of its own, by back end."""
     errors: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)

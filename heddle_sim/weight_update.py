@@ -10,8 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from heddle_core.bounds import Bounds
 from heddle_sim.model_names import known_model
 from heddle_sim.trained_models import TrainedModel, trained_model
 
@@ -49,11 +50,11 @@ class WeightUpdateTime:
 class UpdateMethod:
     """One way to move weights, fitted."""
 
-    setup_s: float
-    tensor_s: float
+    setup_s: Annotated[float, Bounds(0)]
+    tensor_s: Annotated[float, Bounds(0)]
     """Of each tensor that is gathered apart; 0 where they are not."""
-    bytes_per_s: float
-    pause_share: float
+    bytes_per_s: Annotated[float, Bounds(above=0)]
+    pause_share: Annotated[float, Bounds(0, 1)]
     """Part of the total that engines are paused."""
 
 

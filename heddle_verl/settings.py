@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from heddle.bounds import check_bounds
 from heddle.cluster.config import MAX_RUNNING, ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.config_error import ConfigError
@@ -14,6 +15,7 @@ from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, prepare
 from heddle.workload import Workload
 from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_core.bounds import Bounds
 from heddle_sim.profile_files import Profile
 from heddle_trace.schema import Trace
 
@@ -35,19 +37,19 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     task: str = "verl"
     """Task of every trajectory, where no agent loop manager gives another."""
     seed: int = 0
-    tp: int | None = None
+    tp: Annotated[int | None, Bounds(1, none="what engines report")] = None
     """GPUs of an engine. None: what it reports."""
-    max_running: int | None = None
+    max_running: Annotated[int | None, Bounds(1, none="what engines report")] = None
     """Steps that an engine runs at once. None: what it reports."""
-    max_context: int | None = None
+    max_context: Annotated[int | None, Bounds(1, none="what engines report")] = None
     """Tokens of prompt and output together. None: what the engine reports."""
-    kv_tokens: int | None = None
+    kv_tokens: Annotated[int | None, Bounds(1, none="those of the profile")] = None
     """Tokens of KV of an engine. None: those of the profile."""
     proxy: bool = True
     """Whether steps go through a proxy that can preempt them and counts their tokens."""
     ends: Literal["announced", "unknown"] = "unknown"
     """Whether a Heddle agent loop manager announces the ends of trajectories."""
-    idle_s: float = 60.0
+    idle_s: Annotated[float, Bounds(above=0, below=1e9)] = 60.0
     """Seconds without a request after which a trajectory counts as ended."""
     out: str = ""
     """Folder for a run directory with the journal; "": none is written."""
@@ -118,12 +120,7 @@ def read_settings(values: Mapping[str, Any]) -> RouterSettings:
     except msgspec.ValidationError as error:
         what, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"{PLACE}: {place.rstrip('`') or 'the file'}: {what}") from None
-    for key in ("tp", "max_running", "max_context", "kv_tokens"):
-        number = getattr(settings, key)
-        if number is not None and number < 1:
-            raise ConfigError(f"{PLACE}: {key} must be 1 or more, not {number}; or leave it out")
-    if not 0.0 < settings.idle_s < 1e9:
-        raise ConfigError(f"{PLACE}: idle_s must be more than 0 seconds, not {settings.idle_s}")
+    check_bounds(settings, f"{PLACE}: ")
     if settings.epoch_file and not (settings.proxy and settings.ends == "announced"):
         raise ConfigError(
             f"{PLACE}: epoch_file needs counted tokens and known ends: set proxy: true, ends: "

@@ -35,8 +35,12 @@ COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_sim": (SCHEDULES, SMALL_ROLLOUTS, "tests/sim"),
     "heddle_runtime": (),
     "heddle_gateway": ("tests/gateway",),
-    "heddle_trace": ("tests/trace",),
-    "heddle_calibrate": ("tests/calibrate",),
+    "heddle_trace": (
+        "tests/trace",
+        "tests/app/test_observed_formats.py",
+        "tests/app/test_observed_round_trips.py",
+    ),
+    "heddle_calibrate": ("tests/calibrate", "tests/app/test_calibrate_serving.py"),
     "heddle_predict": ("tests/predict",),
     "heddle": tuple(f"tests/app/test_{name}.py" for name in ("compare", "plan", "loop", "cli")),
 }

@@ -104,7 +104,7 @@ def _run_tests(tree: Path, tests: Sequence[str], out: int) -> NoReturn:
     options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     options += ["--hypothesis-profile=mutants", "--tb=no"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    chosen = ["-m", "not real_engines and not gpu", *tests]
+    chosen = ["-m", "not real_engines and not gpu and not soak", *tests]
     status = pytest.main([*options, *chosen], plugins=[Begun(out)])
     os._exit(int(status))
 

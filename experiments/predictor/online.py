@@ -205,7 +205,12 @@ def main() -> None:
                 break
             for predictor, make in predictors(scripts).items():
                 asking = Asking(scripts, make())
-                play(scripts, Pace(slots=args.slots, tokens_per_s=args.tokens_per_s), asking)
+                play(
+                    scripts,
+                    Pace(slots=args.slots, tokens_per_s=args.tokens_per_s),
+                    asking,
+                    asking.on_question,
+                )
                 rows.setdefault(predictor, []).append(row(asking.ranks, seed))
             if name not in WORKLOADS:
                 break

@@ -27,7 +27,7 @@ from heddle_core.parts.predictor import (
     PrefixTreePredictor,
     ProgressivePredictor,
 )
-from heddle_core.policy import Predictor, TrajectoryView
+from heddle_core.policy import Predictor
 from heddle_predict.artefact import read_artefact
 from heddle_predict.corpus import Source, read_source, source_of, split
 from heddle_predict.evaluate import ByStep, judge, judge_quantiles
@@ -35,7 +35,7 @@ from heddle_predict.examples import Examples, answers, examples
 from heddle_predict.fit import prepared
 from heddle_predict.model import Floats
 from heddle_predict.models import model_from
-from heddle_predict.play import Moment, Pace, play, total_tokens
+from heddle_predict.play import Pace, play, total_tokens
 from heddle_predict.quantiles import LEVELS
 from heddle_predict.shipped import shipped_model
 from heddle_predict.trees import RISING, Booster, fit_trees, flat
@@ -64,18 +64,6 @@ def load(name: str, seed: int) -> Source | None:
     return read_source(path) if path.is_file() else None
 
 
-class HistoryWatcher:
-    """A watcher that shows an earlier rollout to a predictor, without predictions."""
-
-    def __init__(self, predictor: Predictor) -> None:
-        self.observe_step = predictor.observe_step
-        self.observe_tool = predictor.observe_tool
-        self.observe_finish = predictor.observe_finish
-
-    def on_question(self, t: TrajectoryView, index: int, moment: Moment) -> None:
-        """Predict nothing."""
-
-
 def untrained(seen: Source) -> dict[str, Callable[[], Predictor]]:
     """Predictors that are not fitted; `seen` is their history, where they can use it."""
     totals: dict[str, list[int]] = {}
@@ -86,7 +74,7 @@ def untrained(seen: Source) -> dict[str, Callable[[], Predictor]]:
 
     def prefix_tree() -> Predictor:
         predictor = PrefixTreePredictor()
-        play(seen.scripts, Pace(), HistoryWatcher(predictor))
+        play(seen.scripts, Pace(), predictor)
         return predictor
 
     return {

@@ -44,7 +44,6 @@ class Verbs(click.RichGroup):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one verb."""
         where = VERBS.get(cmd_name)
         if where is None:
             return None

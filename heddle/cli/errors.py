@@ -54,7 +54,7 @@ _EXTRAS = {
     "scipy": "calibrate",
     "pandas": "calibrate",
     "lightgbm": "predict",
-    "aiohttp": "serve",
+    "httptools": "serve",
     "tokenizers": "tokens",
     "tiktoken": "tokens",
     "ray": "ray",

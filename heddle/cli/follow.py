@@ -98,7 +98,6 @@ class _Following:
         self.said = message
 
     def show(self, each: "CompleteStep", note: str = "") -> None:
-        """Print a step."""
         from heddle.cli.tables import percent
         from heddle.diagnosis.verdict import WORTH
 

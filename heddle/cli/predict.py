@@ -27,7 +27,6 @@ class NumberRange(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number."""
         number: float = super().convert(value, param, ctx)
         if number != number:
             self.fail(f"{value} is not a number.", param, ctx)

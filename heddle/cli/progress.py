@@ -55,7 +55,6 @@ class ProgressBar:
     _task: TaskID
 
     def now(self, what: str) -> None:
-        """Show the current work."""
         self._bar.update(self._task, description=what)
 
     def at(self, done: int, total: int) -> None:

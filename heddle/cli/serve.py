@@ -249,8 +249,8 @@ def _check_engine(config: "RunConfig") -> None:
 
 
 def _check_options(engine: str | None, urls: tuple[str, ...], engines: int | None) -> None:
-    if find_spec("aiohttp") is None:
-        raise ConfigError("heddle serve needs aiohttp: pip install 'heddle-rl[serve]'")
+    if find_spec("httptools") is None:
+        raise ConfigError("heddle serve needs httptools: pip install 'heddle-rl[serve]'")
     if urls and engine != "http":
         raise ConfigError(f"--worker goes with --engine http, not with --engine {engine}")
     if engine == "http" and engines is not None:

@@ -100,7 +100,6 @@ def comparison(
 def _short_row(result: Comparison, p: PolicyResult, comes: Judged | None) -> dict[str, str]:
     """At most eight cells of a policy, by column."""
     best = result.ranking[0]
-    figures = {key: _over_seeds([r.summary for r in p.runs], key) for key in SHORT}
     versus = None if comes is None else comes.makespan_s.mean / p.makespan_s.mean
     return {
         "policy": p.policy,
@@ -108,7 +107,7 @@ def _short_row(result: Comparison, p: PolicyResult, comes: Judged | None) -> dic
         "vs best": f"{p.makespan_s.mean / best.makespan_s.mean:.2f}",
         **({} if versus is None else {f"vs {FIRST}": f"{versus:.2f} x"}),
         **costs(p.cost),
-        **{name: number_cell(figures[key]) for key, name in SHORT.items()},
+        **{name: number_cell(p.figure(key)) for key, name in SHORT.items()},
     }
 
 
@@ -138,7 +137,7 @@ def _row(result: Comparison, p: PolicyResult) -> dict[str, str]:
         "of bound": f"{p.bound_fraction:.2f}",
         "of fluid": f"{p.fluid_fraction:.2f}",
         "of equal progress": f"{p.equal_progress_fraction:.2f}",
-        **{key: number_cell(_over_seeds([r.summary for r in p.runs], key)) for key in WHY},
+        **{key: number_cell(p.figure(key)) for key in WHY},
     }
 
 
@@ -321,11 +320,6 @@ def _resources(cluster: ClusterConfig) -> str:
     if cluster.host_kv != "none":
         text += f", KV in host memory for each {cluster.host_kv}"
     return text
-
-
-def _over_seeds(summaries: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [s[key] for s in summaries if s[key] is not None]
-    return sum(values) / len(values) if values else None
 
 
 def show_waterfall(result: Comparison, steps: Sequence[WaterfallStep]) -> None:

@@ -13,7 +13,7 @@ from heddle.cli.tables import new_table, show
 from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.memory import count_parameters, weight_bytes_per_gpu
+from heddle_calibrate.roofline.memory import weight_bytes_per_gpu
 from heddle_calibrate.roofline.operators import decode_iterations, prefill_iterations
 from heddle_calibrate.roofline.profile import error_statement, step_seconds
 from heddle_calibrate.roofline.slower_layouts import (
@@ -24,6 +24,7 @@ from heddle_calibrate.roofline.slower_layouts import (
     slower_layouts,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.model_shape import count_parameters
 from heddle_sim.profile_files import (
     Profile,
     known_profiles,
@@ -224,9 +225,8 @@ def show_config_profile(made: ConfigProfile) -> None:
     """What a profile from a configuration holds, what its times consist of, and its error."""
     profile, model = made.profile, made.shape
     p = count_parameters(model)
-    active = p.total - p.experts + p.active_experts
     click.echo(profile.summary)
-    of_them = f", {active / 1e9:.2f} billion active" if model.experts is not None else ""
+    of_them = f", {p.active / 1e9:.2f} billion active" if model.experts is not None else ""
     click.echo(
         f"{p.total / 1e9:.2f} billion parameters{of_them}; "
         f"{profile.kv_bytes_per_token:,} bytes of KV per token"
@@ -314,7 +314,7 @@ def plain_config_profile(made: ConfigProfile) -> dict[str, Any]:
         "source": made.source,
         "precision": profile.source.precision,
         "parameters": p.total,
-        "active_parameters": p.total - p.experts + p.active_experts,
+        "active_parameters": p.active,
         "kv_bytes_per_token": profile.kv_bytes_per_token,
         "kv_capacity_tokens": {name: t.kv_capacity_tokens for name, t in profile.tables.items()},
         "refused": profile.refused,

@@ -23,9 +23,7 @@ PIPED_WIDTH = 160
 class _Answer(Protocol):
     """What a command found."""
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON."""
-        ...
+    def plain(self) -> dict[str, Any]: ...
 
 
 A = TypeVar("A", bound=_Answer)
@@ -162,7 +160,6 @@ def short_estimate(e: Estimate) -> str:
 
 
 def cost_cells(cost: RunCost) -> list[str]:
-    """GPU-hours and dollars."""
     return [number_cell(cost.gpu_hours), number_cell(cost.dollars)]
 
 

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
-from heddle.bounds import Bounds, check_bounds
+from heddle.bounds import check_bounds
 from heddle.cluster.failures import faults_of
 from heddle.cluster.gpu_pools import EnginePool, PoolConfig, check_pools, engine_keys
 from heddle.cluster.roles import RoleGpus, check_role_gpus, roles_of
 from heddle.cluster.tool_pools import latency_of, tool_pools_of
 from heddle.config_error import ConfigError, require
+from heddle_core.bounds import Bounds
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
 from heddle_rollout.speculation import Speculation, SpeculationError, read_speculation
@@ -180,7 +181,6 @@ class ClusterConfig:
 
     @property
     def restart_limit(self) -> RestartLimit:
-        """`restarts` and `restart_window_s`."""
         return RestartLimit(restarts=self.restarts, window_s=self.restart_window_s)
 
     def _take_engines(self) -> None:

@@ -152,8 +152,8 @@ def _head(profile: Profile, method: str) -> DraftHead:
     """What a head reads in a pass, has in memory, and keeps of a token."""
     # Only here, because it takes a tenth of a second to import.
     from heddle_calibrate.roofline.draft_heads import eagle3_head, mtp_head
-    from heddle_calibrate.roofline.known_models import known_config
-    from heddle_calibrate.roofline.model_config import model_shape
+    from heddle_sim.known_models import known_config
+    from heddle_sim.model_config import model_shape
 
     name = _base(profile.model)
     if method in profile.heads:

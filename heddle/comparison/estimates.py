@@ -16,7 +16,6 @@ class Estimate:
     ci95: float | None
 
     def plain(self) -> dict[str, float | None]:
-        """As JSON."""
         return {"mean": self.mean, "ci95": self.ci95}
 
     def plain_range(self) -> dict[str, float | None]:

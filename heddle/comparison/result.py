@@ -54,12 +54,16 @@ class PolicyResult:
         """The name of the row."""
         return self.variant.name
 
+    def figure(self, key: str) -> float | None:
+        """Mean over the seeds that have it."""
+        known = [run.summary[key] for run in self.runs if run.summary[key] is not None]
+        return fmean(known) if known else None
+
     def value(self, objective: Objective) -> float:
         """What the objective makes least: mean seconds, or mean dollars."""
         return objective_value(objective, self.makespan_s.mean, self.cost)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         cluster = self.variant.cluster
         setting = {
             "preset": self.variant.policy,

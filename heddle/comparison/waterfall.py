@@ -43,7 +43,6 @@ class WaterfallStep:
     """Of what all steps save; None in the first row, or if they save nothing."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "step": self.name,
             "policy": self.policy,

@@ -48,7 +48,6 @@ class RunCost:
     """None if a class has no price."""
 
     def plain(self) -> dict[str, float | None]:
-        """As JSON."""
         return {"gpu_hours": self.gpu_hours, "dollars": self.dollars}
 
 

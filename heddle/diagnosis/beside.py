@@ -75,7 +75,6 @@ class Verified:
         )
 
     def plain(self, fitted: FittedConstants | None) -> dict[str, Any]:
-        """As JSON."""
         return {
             "schema": SCHEMA,
             "verdict": self.sentence,

@@ -57,7 +57,6 @@ class Requests:
         return Requests(self.seen, *(each[kept] for each in columns))
 
     def values(self, name: str) -> Any:
-        """A column."""
         return self.seen.column(name).values[self.place]
 
     def within(self, start_s: float, end_s: float) -> "Requests":

@@ -38,7 +38,6 @@ class Remedy:
     """To paste."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
 

@@ -92,7 +92,6 @@ class Diagnosis:
         return f"waits for the {longest:,} longest of {of:,} trajectories"
 
     def plain(self, remedies: Sequence[Remedy], why_none: str) -> dict[str, Any]:
-        """As JSON."""
         total_s = self.total_s or 1.0
         return {
             "schema": SCHEMA,

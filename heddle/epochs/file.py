@@ -165,7 +165,6 @@ class EpochLog:
         self._samples: dict[TrajectoryId, _Sample] = {}
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """Take one event."""
         match event:
             case TrajectoryArrived():
                 self._samples[event.trajectory] = _Sample(self._prompt_of(event))

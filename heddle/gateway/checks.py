@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
 from heddle.config import RunConfig
 from heddle.engines import engine_facts
 from heddle.gateway.config import GatewayConfig, check_address, other_models
@@ -18,6 +16,7 @@ from heddle.running import planned_tps
 from heddle.setup import RunSetup
 from heddle_gateway.passing import NO_TENANTS, is_gateway
 from heddle_gateway.saved import SavedState
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
 from heddle_runtime.vllm_http.probe import CHAT, EndpointFacts, ProbeError, probe
 from heddle_runtime.vllm_http.settings import HttpSettings
@@ -98,7 +97,7 @@ async def _by_url(config: RunConfig, gateway: GatewayConfig, made: RunSetup | No
     key, keys = gateway.engine_key, config.serve.keys
     urls = dict.fromkeys((*gateway.engine_urls, *config.serve.workers))
     others = other_models(config.serve.models) if made is not None else {}
-    async with aiohttp.ClientSession() as http:
+    async with Connections() as http:
         engines = await asyncio.gather(*(_engine(url, http, key) for url in urls))
         models = [
             await _other(name, Endpoint(url, http, api_key=key), keys)
@@ -110,7 +109,7 @@ async def _by_url(config: RunConfig, gateway: GatewayConfig, made: RunSetup | No
     return [*found, *(_fit(each, facts[0], tps) for each in facts), *models]
 
 
-async def _engine(url: str, http: aiohttp.ClientSession, key: str) -> EndpointFacts | Check:
+async def _engine(url: str, http: Connections, key: str) -> EndpointFacts | Check:
     try:
         return await probe(Endpoint(url, http, api_key=key), limit_s=_LIMIT_S)
     except (ProbeError, ValueError) as error:

@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import aiohttp
-
 from heddle.config import RunConfig
 from heddle.cost.gpu_use import GpuUse
 from heddle.engine_stack import EngineStack, open_engines
@@ -45,6 +43,7 @@ from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
@@ -298,8 +297,7 @@ class _Served:
         """
         runtime = self._setup.config.runtime
         if others := other_models(self._setup.config.serve.models):
-            connector = aiohttp.TCPConnector(limit=0)
-            http = await rest.enter_async_context(aiohttp.ClientSession(connector=connector))
+            http = await rest.enter_async_context(Connections())
             key = self._config.engine_key
             front.others = {n: Endpoint(url, http, api_key=key) for n, url in others.items()}
         match runtime.engine:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
-from heddle.bounds import Bounds
 from heddle.config import RunConfig
 from heddle.config_error import require
 from heddle.loops.settings import MOST_BATCHES, LoopSettings
+from heddle_core.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,11 @@ def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:
         TrainingError: the given degree does not divide the experts.
     """
     model = trained_model(config.run.cluster.model)
+    if not model.moe and (config.train_ep or 1) > 1:
+        raise TrainingError(
+            f"loop.train_ep = {config.train_ep} is of models with experts, and {model.name} has "
+            "none: leave it out"
+        )
     if not model.moe:
         return 1
     if config.train_ep and model.experts % config.train_ep:

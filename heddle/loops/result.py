@@ -163,7 +163,6 @@ class RegimeResult:
         return {name: fmean(split[name] for split in splits) for name in splits[0]}
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         setup, config, staleness = self.setup, self.setup.config, self.staleness
         cluster, cost = config.run.cluster, self.cost_per_1k_samples
 
@@ -314,7 +313,6 @@ class LoopComparison(Tabled):
         return any(row.setup.config.run.cluster.drafts() is not None for row in self.tried)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         first = self.tried[0].setup
         config, trace = first.config, first.run.workload.trace
         cluster = config.run.cluster

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from heddle.bounds import Bounds, check_bounds
+from heddle.bounds import check_bounds
 from heddle.cluster.tool_pools import latency_of
 from heddle.config_error import ConfigError, require
+from heddle_core.bounds import Bounds
 from heddle_core.loop.epoch import EpochPlan
 from heddle_sim.services import KEEP_ALIVE_S, Latency, ServiceConfig
 from heddle_sim.training_memory import MEMORY_GIB

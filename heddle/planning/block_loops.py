@@ -19,15 +19,29 @@ ROUTERS: Final[Mapping[str, str]] = {
     "slime-2026": "cache_aware",
 }
 """The policy of vllm-router that places most nearly as a preset does."""
+OF_SGLANG: Final = frozenset({"power_of_two", "cache_aware"})
+"""Those that SGLang's router has, too."""
 NODE: Final = 8
 
 
-def router(plan: Deployment, key: str) -> list[str]:
-    """The policy of vllm-router under a key; for presets that it has none of, that it has none."""
+def router(plan: Deployment, key: str, *, sglang: bool = False) -> list[str]:
+    """The policy of a framework's router under a key; where it has none, that it has none."""
     name = ROUTERS.get(plan.policy)
-    if name is None:
+    if name is None or (sglang and name not in OF_SGLANG):
         return [f"# No router here is policy {plan.policy}: `heddle serve` is."]
     return [key.format(name)]
+
+
+def verl_router(plan: Deployment, key: str) -> list[str]:
+    """verl's own router for its own policies, Heddle's for others."""
+    if plan.policy.startswith("verl") and "+" not in plan.policy:
+        return []
+    gpu = plan.profiles.classes[0].cluster.gpu
+    return [
+        f"# heddle.yaml: {{router_class: heddle_verl.Router, model: {plan.cluster.model}, "
+        f"gpu: {gpu}, policy: {plan.policy}}}",
+        f"{key}=heddle.yaml",
+    ]
 
 
 def _nodes(gpus: int) -> tuple[int, int]:

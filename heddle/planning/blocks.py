@@ -18,6 +18,7 @@ from heddle.planning.block_loops import (
     router,
     skyrl_training,
     slime_training,
+    verl_router,
     verl_training,
 )
 from heddle.planning.deployment import Deployment
@@ -94,7 +95,7 @@ def _verl(plan: Deployment) -> list[str]:
     if drafts is not None:
         lines.append(f"+{at}.engine_kwargs.vllm.speculative_config='{_hydra(drafts)}'")
     training = verl_training(plan.loop) if plan.loop else []
-    return [*remarks, *lines, *training]
+    return [*remarks, *lines, *verl_router(plan, f"{at}.router_config_path"), *training]
 
 
 def _skyrl(plan: Deployment) -> list[str]:
@@ -123,7 +124,8 @@ def _slime(plan: Deployment) -> list[str]:
         f"--sglang-server-concurrency {plan.cluster.max_running}",
     ]
     training = slime_training(plan.loop) if plan.loop else []
-    return [*remarks, *lines, *sglang_options(plan, shape), *training]
+    routing = router(plan, "--router-policy {}", sglang=True)
+    return [*remarks, *lines, *routing, *sglang_options(plan, shape), *training]
 
 
 def _vime(plan: Deployment) -> list[str]:

@@ -90,7 +90,6 @@ class PolicyCheck:
         return not self.impure and self.differs is None and self.diverges is None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "schema": "heddle.policy-check/1",
             "policy": self.policy,

@@ -210,7 +210,6 @@ class _EngineActor:
         self._url, self._log = "", Path()
 
     def node(self) -> str:
-        """Name of the node."""
         import ray
 
         return f"{socket.gethostname()}-{ray.get_runtime_context().get_node_id()[:6]}"

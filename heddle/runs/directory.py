@@ -284,7 +284,6 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """Every value in force."""
         path = self.path / files.CONFIG_RESOLVED
         return from_builtins(files.read_json(path), str(path))
 
@@ -307,7 +306,6 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """Its figures."""
         path = self.path / files.SUMMARY
         figures = files.read_json(path)
         if not isinstance(figures.get("dispatches"), int):

@@ -32,7 +32,6 @@ class Column:
         return self._count
 
     def add(self, values: Any) -> None:
-        """Append an array."""
         count = self._count + len(values)
         dtype = np.promote_types(self._values.dtype, _smallest(values))
         if dtype != self._values.dtype or count > len(self._values):
@@ -99,7 +98,6 @@ class Rows:
         return np.asarray(self.column(column), np.int64)
 
     def payloads(self) -> list[Any]:
-        """Nested fields."""
         return [json.loads(text or "{}") for text in self.column("payload")]
 
     def part(self, index: Ints) -> "Rows":

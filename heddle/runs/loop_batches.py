@@ -50,7 +50,6 @@ class BatchFigures:
     """Output tokens of trajectories that were discarded meanwhile."""
 
     def plain(self) -> dict[str, float | int | None]:
-        """As JSON."""
         return asdict(self)
 
 

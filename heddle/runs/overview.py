@@ -30,7 +30,6 @@ class ListedRun:
     """Its page, if there is one."""
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         page = None if self.page is None else str(self.page)
         return asdict(self) | {"path": str(self.path), "page": page}
 

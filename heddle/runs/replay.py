@@ -31,7 +31,6 @@ class Replay:
     divergence: Divergence | None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         d = self.divergence
         return {
             "schema": "heddle.runs.replay/1",

@@ -1,20 +1,19 @@
 """What a comparison says to run."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.comparison.estimates import estimate
-from heddle.comparison.tuning import Variant, with_policy
+from heddle.comparison.tuning import Variant
 from heddle.planning.blocks import blocks
 from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST, is_ours
-from heddle.search.result import Judged, engines_of
+from heddle.search.result import Judged, engines_of, setup_of
 from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
-from heddle.setup import RunSetup, prepare
+from heddle.setup import RunSetup
 
 if TYPE_CHECKING:
     from heddle.comparison.result import Comparison, PolicyResult
@@ -100,29 +99,20 @@ def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]
 
 
 def _setup(comparison: "Comparison", variant: Variant) -> RunSetup:
-    return prepare(
-        with_policy(comparison.config, variant.policy, variant.cluster),
-        workspace=comparison.workspace,
-        workload=comparison.workload,
-    )
+    return setup_of(comparison.config, variant, comparison.workspace)
 
 
 def _difference(best: "PolicyResult", other: "PolicyResult") -> str:
     """The two figures that differ most in favour of the best."""
     found = []
     for key, words, unit, sign in DIFFERENCES:
-        mine, theirs = (_mean(row, key) for row in (best, other))
+        mine, theirs = best.figure(key), other.figure(key)
         if mine is None or theirs is None or not min(mine, theirs) > 0.0:
             continue
         ratio = (mine / theirs) ** sign
         if ratio >= NOTABLE:
             found.append((ratio, f"{words} {mine:.3g}{unit} against {theirs:.3g}{unit}"))
     return ", ".join(text for _, text in sorted(found, reverse=True)[:2])
-
-
-def _mean(row: "PolicyResult", key: str) -> float | None:
-    values = [run.summary[key] for run in row.runs if run.summary[key] is not None]
-    return fmean(values) if values else None
 
 
 def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[str, Any]:

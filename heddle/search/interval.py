@@ -32,7 +32,6 @@ class PredictionInterval:
     high: float
 
     def plain(self) -> dict[str, float]:
-        """As JSON."""
         return {"mean": self.mean, "low": self.low, "high": self.high}
 
 

@@ -237,7 +237,6 @@ class _Loops:
         return new
 
     def race(self, *, jobs: int | None, budget_s: float | None, on_round: OnRound | None) -> Race:
-        """Their race."""
         config = self._config
         scripts = self.workload.scripts
         each = sum(len(script.steps) for script in scripts) / len(scripts)

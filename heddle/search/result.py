@@ -172,7 +172,7 @@ def search(
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
-    setups = {each: _setup(config, each, shared) for each in compared}
+    setups = {each: setup_of(config, each, shared) for each in compared}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
     others = [judged[each] for each in compared if each is not chosen and each not in own]
@@ -246,13 +246,14 @@ def _simplicity(
 ) -> tuple[int, bool, int]:
     """Few mechanisms, presets first, wide engines."""
     return (
-        mechanisms(_setup(config, candidate, workspace).policy),
+        mechanisms(setup_of(config, candidate, workspace).policy),
         "+" in candidate.policy,
         -candidate.cluster.tp,
     )
 
 
-def _setup(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSetup:
+def setup_of(config: RunConfig, candidate: Variant, workspace: Workspace) -> RunSetup:
+    """Of a run on the whole trace."""
     return prepare(
         with_policy(config, candidate.policy, candidate.cluster),
         workspace=workspace,

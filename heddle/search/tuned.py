@@ -56,7 +56,6 @@ class Tuned:
     seconds: float
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return {"simulations": self.simulations, "seconds": round(self.seconds, 3)}
 
 

@@ -7,7 +7,6 @@ the shipped profiles are used.
 """
 
 import difflib
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +19,11 @@ from heddle_calibrate.fit.kernel_profile import GPUS, HostFit, fit_kernels, with
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
-from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.pairs import least_pairs_s, with_kv_of
 from heddle_core.ids import EngineShape
+from heddle_sim.config_fields import ModelConfigError, read_object
+from heddle_sim.model_config import model_shape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 
 PACKAGE = "aiconfigurator-core"
@@ -68,7 +67,7 @@ def fit_shapes(
     """
     own_config = Path(model) / "config.json"
     if own_config.is_file():
-        _check_experts(model, routed_experts(_read_config(own_config)), shapes)
+        _check_experts(model, routed_experts(read_object(own_config)), shapes)
     package = _package()
     card = GPUS.get(gpu.lower())
     system = _system(gpu.lower() if card is None or card.table else card.file, package)
@@ -236,17 +235,7 @@ def _unknown(what: str, wanted: str, known: Sequence[str]) -> str:
 def _config(path: str, package: Path) -> dict[str, Any]:
     folder = Path(path) / "config.json"
     known = package / "model_configs" / f"{path.replace('/', '--')}_config.json"
-    return _read_config(folder if folder.is_file() else known)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise EstimatorError(f"{path}: not JSON ({e}); give a model's config.json") from None
-    if not isinstance(values, dict):
-        raise EstimatorError(f"{path}: holds no JSON object; give a model's config.json")
-    return values
+    return read_object(folder if folder.is_file() else known)
 
 
 def _version(system: str, backend: str, wanted: str | None) -> str:

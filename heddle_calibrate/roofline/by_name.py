@@ -33,9 +33,9 @@ def profile_by_name(model: str, gpu: str = "") -> Profile:
 @cache
 def _roofline(model: str, gpu: str) -> Profile:
     # Only here, because it takes a second to import.
-    from heddle_calibrate.roofline.config_fields import ModelConfigError
     from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
     from heddle_calibrate.roofline.profile import RooflineError
+    from heddle_sim.config_fields import ModelConfigError
 
     known = known_model(model)
     assert known is not None

@@ -4,10 +4,9 @@ An MTP head is one more layer of the model (DeepSeek-V3, arXiv 2412.19437, secti
 head one dense layer over three hidden states of the model (arXiv 2503.01840, section 3).
 """
 
-from heddle_calibrate.roofline.config_fields import Fields
 from heddle_calibrate.roofline.locate import find_config
-from heddle_calibrate.roofline.memory import count_parameters
-from heddle_calibrate.roofline.model_shape import ModelShape
+from heddle_sim.config_fields import Fields
+from heddle_sim.model_shape import ModelShape, count_parameters
 from heddle_sim.profile_parts import DraftHead
 
 DRAFT_VOCABULARY = 32_000

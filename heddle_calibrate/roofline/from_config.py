@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError, KernelSource, fit_shapes
-from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.draft_heads import mtp_head, read_eagle3_head
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.profile import (
     RooflineError,
     gpu_class,
@@ -16,6 +14,8 @@ from heddle_calibrate.roofline.profile import (
     profile_from_shape,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.config_fields import ModelConfigError
+from heddle_sim.model_shape import ModelShape, Precision
 from heddle_sim.profile_files import Profile
 from heddle_sim.profile_parts import DraftHead
 

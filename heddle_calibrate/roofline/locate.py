@@ -5,11 +5,11 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from heddle_calibrate.roofline.config_fields import ModelConfigError
-from heddle_calibrate.roofline.known_models import listed_config
-from heddle_calibrate.roofline.model_config import model_shape, read_model_config
-from heddle_calibrate.roofline.model_shape import ModelShape, Precision
+from heddle_sim.config_fields import ModelConfigError
+from heddle_sim.known_models import listed_config
+from heddle_sim.model_config import model_shape, read_model_config
 from heddle_sim.model_names import nearest_ids
+from heddle_sim.model_shape import ModelShape, Precision
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 HUB_TIMEOUT_S = 2.0

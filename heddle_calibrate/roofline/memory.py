@@ -1,11 +1,9 @@
-"""Memory of an engine: parameters, weights on each GPU, and what they leave for KV."""
-
-from dataclasses import dataclass
+"""Memory of an engine: weights on each GPU, and what they leave for KV."""
 
 from heddle_calibrate.roofline.gpu_classes import GpuClass
-from heddle_calibrate.roofline.model_shape import WEIGHT_BYTES, LatentAttention, ModelShape
 from heddle_calibrate.roofline.operators import ACTIVATION_BYTES
 from heddle_core.ids import EngineShape
+from heddle_sim.model_shape import WEIGHT_BYTES, ModelShape, count_parameters
 from heddle_sim.profile_parts import release
 
 MEMORY_SHARE = 0.9
@@ -17,66 +15,6 @@ STATES = 128
 """Sequences whose states of linear attention have room."""
 MAX_BATCHED_TOKENS = 8192
 """Tokens of the iteration that activations are reserved for, vLLM's on large GPUs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterCounts:
-    """Parameters of a model's parts. Norms and biases are left out: less than 0.1 %."""
-
-    embedding: int
-    head: int
-    """0 where it is the embedding."""
-    attention: int
-    mlp: int
-    """Dense layers, shared experts and routers."""
-    experts: int
-    active_experts: int
-    """Of those that one token uses."""
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.head + self.attention + self.mlp + self.experts
-
-
-def count_parameters(model: ModelShape) -> ParameterCounts:
-    """Count the parameters by a model's sizes."""
-    experts = model.experts
-    mlp = 3 * model.hidden * model.intermediate * model.dense_layers
-    routed = chosen = 0
-    if experts is not None:
-        layers = model.layers - model.dense_layers
-        one = 3 * model.hidden * experts.intermediate
-        routed, chosen = layers * experts.count * one, layers * experts.per_token * one
-        mlp += layers * model.hidden * (3 * experts.shared_intermediate + experts.count)
-    embedding = model.vocabulary * model.hidden
-    return ParameterCounts(
-        embedding=embedding,
-        head=0 if model.tied else embedding,
-        attention=_attention_parameters(model),
-        mlp=mlp,
-        experts=routed,
-        active_experts=chosen,
-    )
-
-
-def _attention_parameters(model: ModelShape) -> int:
-    latent = model.attention
-    if not isinstance(latent, LatentAttention):
-        heads = (2 + model.query_gate) * model.heads + 2 * model.kv_heads
-        found = model.full_layers * model.hidden * model.head_dim * heads
-        if (linear := model.linear) is not None:
-            keys, values = linear.key_heads * linear.key_dim, linear.value_heads * linear.value_dim
-            wide = 2 * keys + 3 * values + 2 * linear.value_heads
-            found += linear.layers * model.hidden * wide
-        return found
-    query = model.heads * (latent.nope_dim + latent.rope_dim)
-    into = latent.query_rank * (model.hidden + query) if latent.query_rank else model.hidden * query
-    compressed = model.hidden * (latent.kv_rank + latent.rope_dim)
-    expansion = latent.kv_rank * model.heads * (latent.nope_dim + latent.value_dim)
-    out = model.heads * latent.value_dim * model.hidden
-    index = latent.query_rank * latent.index_heads * latent.index_dim
-    index += model.hidden * (latent.index_dim + latent.index_heads)
-    return model.layers * (into + compressed + expansion + out + index)
 
 
 def reserved_bytes(layout: EngineShape, version: str = "") -> float:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.pairs import shape_of
 from heddle_calibrate.roofline.profile import impossible, profile_from_shape
 from heddle_core.ids import EngineShape
+from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, layout_name
 
 BY_ROOFLINE = (

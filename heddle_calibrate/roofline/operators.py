@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from heddle_calibrate.roofline.model_shape import (
+from heddle_core.ids import EngineShape
+from heddle_sim.model_shape import (
     WEIGHT_BYTES,
     ExpertLayers,
     LatentAttention,
@@ -20,7 +21,6 @@ from heddle_calibrate.roofline.model_shape import (
     ModelShape,
     Precision,
 )
-from heddle_core.ids import EngineShape
 
 Floats = NDArray[np.float64]
 OperatorKind = Literal[

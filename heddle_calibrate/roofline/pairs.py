@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import (
     LayoutError,
     Operator,
@@ -16,6 +14,8 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.config_fields import ModelConfigError
+from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, layout_name
 
 PROMPT, PREFIX = 512.0, 32_256.0

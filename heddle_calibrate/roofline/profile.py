@@ -18,7 +18,6 @@ from heddle_calibrate.roofline.memory import (
     weight_bytes_per_gpu,
     weights_read_bytes,
 )
-from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import (
     Floats,
     Iterations,
@@ -31,6 +30,7 @@ from heddle_calibrate.roofline.operators import (
 from heddle_calibrate.roofline.pairs import least_pairs_s
 from heddle_compiled import installed_version
 from heddle_core.ids import EngineShape
+from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
 from heddle_sim.profile_parts import ProfileSource
 

@@ -26,7 +26,6 @@ from heddle_core.solve.class_budgets import (
     Groups,
     OneAfterAnother,
     TwoBudgets,
-    furthest,
 )
 from heddle_core.solve.group_plan import (
     GroupPlan,
@@ -46,19 +45,6 @@ class _Within(Protocol):
     def plan(self, first: int, trajectories: int, limit_s: float) -> Groups | None:
         """Return shapes and bounds, or None."""
         ...
-
-
-class _OneBudget:
-    """The table ``far[g]`` of one class."""
-
-    def __init__(self, costs: Mapping[EngineShape, SegmentCost], gpus: int) -> None:
-        self._reaches = [(shape.gpus, shape, cost.reach) for shape, cost in costs.items()]
-        self._gpus = gpus
-
-    def plan(self, first: int, trajectories: int, limit_s: float) -> Groups | None:
-        """Return a plan of ``first:trajectories`` on the fewest GPUs, or None."""
-        found = furthest(self._reaches, first, trajectories, self._gpus, limit_s)
-        return found if found[1][-1] >= trajectories else None
 
 
 def exact_plan(
@@ -91,13 +77,13 @@ def exact_plan(
         return GroupPlan(shapes=(), bounds=(first,), makespan_s=0.0)
     head = np.array([first])
     solo_s = min(float(cost.end_s(head, head + 1)[0]) for cost in usable.values())
-    if len(planned) == 1:
-        one = _OneBudget(usable, *planned.values())
-        return _bisected(one, usable, first, trajectories, solo_s, tolerance)
-    tolerance = max(tolerance, _SEVERAL_TOLERANCE)
+    if len(planned) > 1:
+        tolerance = max(tolerance, _SEVERAL_TOLERANCE)
     plan = _bisected(
         OneAfterAnother(usable, planned), usable, first, trajectories, solo_s, tolerance
     )
+    if len(planned) == 1:
+        return plan
     if len(planned) > 2 or prod(gpus + 1 for gpus in planned.values()) > MOST_STATES:
         return replace(plan, bound_s=0.0)
     two = TwoBudgets(usable, planned)

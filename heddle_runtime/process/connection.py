@@ -17,9 +17,7 @@ class FirstMessage(Protocol):
     """What a parent sends first."""
 
     @property
-    def parent(self) -> int:
-        """Its process id."""
-        ...
+    def parent(self) -> int: ...
 
 
 First = TypeVar("First", bound=FirstMessage)

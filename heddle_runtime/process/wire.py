@@ -348,12 +348,10 @@ class Channel(Generic[In]):
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Pack token ids."""
     return array("i", ids).tobytes()
 
 
 def unpack_ids(packed: bytes) -> list[int]:
-    """Unpack token ids."""
     ids = array("i")
     ids.frombytes(packed)
     return ids.tolist()
@@ -365,7 +363,6 @@ def pack_floats(numbers: Sequence[float]) -> bytes:
 
 
 def unpack_floats(packed: bytes) -> list[float]:
-    """Unpack numbers."""
     numbers = array("f")
     numbers.frombytes(packed)
     return numbers.tolist()

@@ -4,10 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from heddle_core.bounds import Bounds, bound_faults
 from heddle_core.defaults import HANG_S, SPARE_SLOTS
 
 Platform: TypeAlias = Literal["cpu", "cuda"]
@@ -46,21 +47,21 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = None
     """Longest prompt and output together; None: the model's limit, or what KV space holds if that
     is less."""
-    max_batched_tokens: int = 2048
+    max_batched_tokens: Annotated[int, Bounds(1)] = 2048
     """Tokens that one iteration may process."""
     block_tokens: int | None = None
     """Tokens of a KV block; None: 32 on CPU, vLLM's choice elsewhere."""
     kv_bytes: int | None = None
     """KV space of an engine, on each of its GPUs. None: 512 MiB on CPU, what is left of
     `gpu_memory_share` on a GPU."""
-    gpu_memory_share: float = 0.9
+    gpu_memory_share: Annotated[float, Bounds(most=1, above=0)] = 0.9
     """Of a GPU, for one engine."""
     eager: bool | None = None
     """Without CUDA graphs and compilation; None: on CPU only."""
-    threads: int = 1
+    threads: Annotated[int, Bounds(1)] = 1
     """OpenMP threads of an engine on CPU. More than one spins at barriers where cores are shared,
     and makes everything up to 50 times slower."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Bounds(0)] = 0.0
     """For steps that are not exact; those are always greedy."""
     top_p: float = 1.0
     logprobs: bool = False
@@ -72,9 +73,9 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     outputs."""
     kv_transfer: Literal["none", "nixl"] = "none"
     """How KV moves to another engine; `none`: that engine prefills its tokens."""
-    kv_lease_s: int = 60
+    kv_lease_s: Annotated[int, Bounds(2)] = 60
     """How long a source keeps exported KV for the pull."""
-    kv_margin_s: float = 5.0
+    kv_margin_s: Annotated[float, Bounds(0)] = 5.0
     """No pull begins later than this before the end of a lease."""
     kv_port: int | None = None
     """First of the ports for NIXL metadata, one for each engine; None: any free ones."""
@@ -83,17 +84,17 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     only. None: no such tier."""
     speculative: dict[str, Any] | None = None
     """vLLM's `speculative_config`; None: no speculative decoding."""
-    pin_s: float = 0.0
+    pin_s: Annotated[float, Bounds(0)] = 0.0
     """How long an engine holds a trajectory's blocks after a step, for a short tool call."""
     sleep_mode: bool = False
     """Whether `sleep` is available; GPUs only."""
-    spare_slots: int = SPARE_SLOTS
+    spare_slots: Annotated[int, Bounds(1)] = SPARE_SLOTS
     """Requests beyond `max_running` that exports and imports of KV may use."""
-    progress_s: float = 0.15
+    progress_s: Annotated[float, Bounds(above=0)] = 0.15
     """Interval of reports of new tokens."""
-    sample_s: float = 0.5
+    sample_s: Annotated[float, Bounds(above=0)] = 0.5
     """Interval of the engine's own counters."""
-    hang_s: float = HANG_S
+    hang_s: Annotated[float, Bounds(above=0)] = HANG_S
     """A ready engine that is silent and does not compute for this long has hung."""
     allow_unknown_vllm: bool = False
     """Run a release of vLLM that the adapter was not tested with."""
@@ -104,24 +105,8 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: names the setting and its range.
         """
-        for name, low in (
-            ("max_batched_tokens", 1),
-            ("threads", 1),
-            ("temperature", 0),
-            ("kv_lease_s", 2),
-            ("kv_margin_s", 0),
-            ("pin_s", 0),
-            ("spare_slots", 1),
-        ):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {low}")
-        for name in ("progress_s", "sample_s", "hang_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be more than 0")
-        if not 0 < self.gpu_memory_share <= 1:
-            raise ValueError(
-                f"gpu_memory_share is {self.gpu_memory_share}: it must be above 0 and at most 1"
-            )
+        for fault in bound_faults(self):
+            raise ValueError(fault)
         if self.kv_margin_s >= self.kv_lease_s:
             raise ValueError(
                 f"kv_margin_s is {self.kv_margin_s}: it must be less than kv_lease_s, "

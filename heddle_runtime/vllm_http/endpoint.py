@@ -5,15 +5,24 @@ from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
+
+from heddle_runtime.vllm_http.connections import (
+    BrokenError,
+    Call,
+    ConnectError,
+    Connections,
+    Server,
+)
 
 ANSWER_BYTES = 64 << 20
 """Of one answer; rendered prompts and metrics have less."""
 MESSAGE_CHARACTERS = 500
 """Of an endpoint's own error message, as far as it is quoted."""
-CONNECT_LIMIT_S = 5.0
+_IN_URLS = "/?#[]@!$&'()*+,;=:%~"
+"""Characters that a path and its query have as they are, escapes of others among them."""
 _URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
 
 
@@ -46,19 +55,27 @@ def base_of(url: str) -> str:
 class Endpoint:
     """A URL with its key. Redirects are not followed: the key would go with them."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, *, api_key: str = "") -> None:
-        """`session` is shared by all endpoints of a launcher.
+    def __init__(self, url: str, connections: Connections, *, api_key: str = "") -> None:
+        """`connections` are shared by all endpoints of a launcher.
 
         Raises:
             UrlError: see `base_of`.
         """
         self.url = base_of(url)
-        self._session = session
-        self._headers = {"Content-Type": "application/json"}
+        self._connections = connections
+        parts = urlsplit(self.url)
+        tls = parts.scheme == "https"
+        try:
+            self._server = Server(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+        except ValueError:
+            raise UrlError(f"{self.url} has no port that there can be") from None
+        self._prefix = quote(parts.path, safe=_IN_URLS)
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise UrlError(f"the key for {self.url} has characters that no header can have")
+        self._own = {"Content-Type": "application/json"}
         if api_key:
-            if not api_key.isascii() or not api_key.isprintable():
-                raise UrlError(f"the key for {self.url} has characters that no header can have")
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._own["Authorization"] = f"Bearer {api_key}"
+        self._host = f"Host: {parts.netloc}\r\n"
 
     def post(
         self,
@@ -68,26 +85,31 @@ class Endpoint:
         limit_s: float | None,
         silence_s: float | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Any:
+    ) -> Call:
         """Begin a call, to be used by `async with`; `silence_s` limits each wait for bytes."""
-        return self._session.post(
-            self.url + path,
-            data=msgspec.json.encode(body),
-            headers={**self._headers, **headers},
-            allow_redirects=False,
-            timeout=_timeout(limit_s, silence_s),
-        )
+        data = msgspec.json.encode(body)
+        return self._call("POST", path, data, {**self._own, **headers}, limit_s, silence_s)
 
-    def open(self, method: str, path: str, data: bytes, headers: Mapping[str, str]) -> Any:
+    def open(self, method: str, path: str, data: bytes, headers: Mapping[str, str]) -> Call:
         """Begin a call of a body as it is, to be used by `async with`; it may last for ever."""
-        return self._session.request(
-            method,
-            self.url + path,
-            data=data,
-            headers={**headers, **self._headers},
-            allow_redirects=False,
-            timeout=_timeout(None, None),
-        )
+        kept = {k: v for k, v in headers.items() if k.title() not in self._own}
+        return self._call(method, path, data, {**kept, **self._own}, None)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        limit_s: float | None,
+        silence_s: float | None = None,
+    ) -> Call:
+        head = [f"{method} {self._prefix}{quote(path, safe=_IN_URLS)} HTTP/1.1\r\n", self._host]
+        head += [f"{name}: {value}\r\n" for name, value in headers.items()]
+        length = "" if data is None else f"Content-Length: {len(data)}\r\n"
+        sent = "".join([*head, length, "\r\n"]).encode("utf-8", "surrogateescape")
+        request = sent + (data or b"")
+        return Call(self._connections, self._server, request, limit_s=limit_s, silence_s=silence_s)
 
     async def call(self, path: str, body: Any = None, *, limit_s: float) -> "Answer":
         """Make one call, a GET without a body, and return its whole answer.
@@ -95,44 +117,38 @@ class Endpoint:
         Raises:
             UnreachableError: no connection, no answer within `limit_s`, or one without end.
         """
-        method = "GET" if body is None else "POST"
         data = None if body is None else msgspec.json.encode(body)
-        return await self._request(method, path, data, self._headers, limit_s)
+        return await self._answer(path, data, self._own, limit_s)
 
     async def send(self, path: str, data: bytes, content_type: str, *, limit_s: float) -> "Answer":
         """Post a body as it is; see `call`.
 
         Of a stream the answer is the data of its first event.
         """
-        headers = self._headers | {"Content-Type": content_type}
-        return await self._request("POST", path, data, headers, limit_s, whole_stream=False)
+        headers = self._own | {"Content-Type": content_type}
+        return await self._answer(path, data, headers, limit_s, whole_stream=False)
 
-    async def _request(
+    async def _answer(
         self,
-        method: str,
         path: str,
         data: bytes | None,
-        headers: dict[str, str],
+        headers: Mapping[str, str],
         limit_s: float,
         *,
         whole_stream: bool = True,
     ) -> "Answer":
+        method = "GET" if data is None else "POST"
         try:
-            async with self._session.request(
-                method,
-                self.url + path,
-                data=data,
-                headers=headers,
-                allow_redirects=False,
-                timeout=_timeout(limit_s, None),
-            ) as response:
+            async with self._call(method, path, data, headers, limit_s) as response:
+                found = b""
                 if response.content_type == "text/event-stream" and not whole_stream:
-                    line = await response.content.readline()
-                    first = line.removeprefix(b"data:").strip()
-                    return Answer(response.status, first, dict(response.headers))
-                found = await read_all(response)
-                return Answer(response.status, found, dict(response.headers))
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                    while b"\n" not in found and (more := await response.some()):
+                        found += more
+                    found = found.partition(b"\n")[0].removeprefix(b"data:").strip()
+                else:
+                    found = await response.read(ANSWER_BYTES)
+                return Answer(response.status, found, response.headers)
+        except (BrokenError, OSError, ValueError) as error:
             kind = SlowError if isinstance(error, TimeoutError) else UnreachableError
             raise kind(f"{path} {reason_of(error, limit_s)}") from None
 
@@ -142,7 +158,8 @@ class Answer(msgspec.Struct, frozen=True):
 
     status: int
     data: bytes
-    headers: dict[str, str]
+    headers: Mapping[str, str]
+    """By names in lower case."""
 
     def json(self) -> Any:
         """Its content; None if that is no JSON."""
@@ -169,28 +186,10 @@ class Answer(msgspec.Struct, frozen=True):
         return " ".join(text.split())[:MESSAGE_CHARACTERS]
 
 
-async def read_all(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body, up to `ANSWER_BYTES`.
-
-    Raises:
-        aiohttp.ClientPayloadError: it is longer, or is cut.
-    """
-    data = bytearray()
-    async for piece in response.content.iter_any():
-        data += piece
-        if len(data) > ANSWER_BYTES:
-            raise aiohttp.ClientPayloadError(f"the answer has more than {ANSWER_BYTES >> 20} MiB")
-    return bytes(data)
-
-
 def reason_of(error: BaseException, limit_s: float | None = None) -> str:
     """Why a call failed, as the rest of a sentence that begins with its path."""
     if isinstance(error, TimeoutError):
         return "did not answer in time" if limit_s is None else f"did not answer in {limit_s:g} s"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot be reached: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, ConnectError):
+        return f"cannot be reached: {error}"
     return f"broke off: {error or type(error).__name__}"
-
-
-def _timeout(limit_s: float | None, silence_s: float | None) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_LIMIT_S, sock_read=silence_s)

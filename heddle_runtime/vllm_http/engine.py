@@ -10,11 +10,9 @@ that the driver starts in its place waits until the endpoint works again.
 
 import asyncio
 import contextlib
-import uuid
+import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeAlias
-
-import aiohttp
 
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
@@ -29,12 +27,13 @@ from heddle_runtime.generation import Refusal
 from heddle_runtime.sampling import SamplingError
 from heddle_runtime.token_engine import TokenEngine
 from heddle_runtime.vllm_http.circuit import Circuit, waits_s
+from heddle_runtime.vllm_http.connections import BrokenError, ConnectError
 from heddle_runtime.vllm_http.endpoint import (
+    ANSWER_BYTES,
     Answer,
     Endpoint,
     SlowError,
     UnreachableError,
-    read_all,
     reason_of,
 )
 from heddle_runtime.vllm_http.life import EXPECTED_SHARE, EngineLife
@@ -172,7 +171,7 @@ class HttpEngine(TokenEngine):
         has_step = request.trajectory in self._steps
         self._check_step(request, has_step=has_step, longest=self._facts.longest)
         try:
-            step = HttpStep(request, uuid.uuid4().hex, self._settings)
+            step = HttpStep(request, "", self._settings)
         except SamplingError as error:
             raise self._refused(f": {request.trajectory}: {error}") from None
         self._steps[request.trajectory] = step
@@ -367,7 +366,7 @@ class HttpEngine(TokenEngine):
         return not waits and since_s > EXPECTED_SHARE * expected_s
 
     def _cut(self, step: HttpStep, why: str) -> None:
-        if step.attempt is not None and not step.attempt.done():
+        if step.attempt is not None and not step.cut:
             step.cut = why
             step.attempt.cancel()
 
@@ -504,7 +503,7 @@ class HttpEngine(TokenEngine):
         if not place._here:
             place._life.begun(now_s)
         place._here[step] = None
-        step.posted(uuid.uuid4().hex, now_s)
+        step.posted(f"{random.getrandbits(128):032x}", now_s)
         step.attempts.connected = True
         prefilled = place._life.prefilled
         ahead = sum(
@@ -513,15 +512,19 @@ class HttpEngine(TokenEngine):
             if other is step or (not other.brought_s and other.prefilled_by >= prefilled)
         )
         step.prefilled_by = prefilled + PREFILL_SHARE * ahead
-        step.attempt = self._loop.create_task(self._generate(step, place))
+        step.attempt = current = asyncio.current_task()
         try:
-            await step.attempt
+            try:
+                await self._generate(step, place)
+            finally:
+                step.attempt = None
         except asyncio.CancelledError:
-            if not step.cut:
+            # Cut and cancelled, it is cancelled.
+            if not step.cut or current is None or current.uncancel():
                 raise
             raise _CutError(step.cut) from None
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            step.attempts.connected = not isinstance(error, aiohttp.ClientConnectorError)
+        except (BrokenError, OSError) as error:
+            step.attempts.connected = not isinstance(error, ConnectError)
             limit_s = self._settings.silence_limit_s
             why = f"the stream of {step.trajectory} {reason_of(error, limit_s)}"
             if not (step.aborted or step.complete):
@@ -534,7 +537,6 @@ class HttpEngine(TokenEngine):
         finally:
             place._here.pop(step, None)
             place._life.left(step.request.prompt_tokens + len(step.made) + step.uncounted)
-            step.attempt = None
 
     async def _generate(self, step: HttpStep, place: "HttpEngine") -> None:
         events = EventReader()
@@ -547,14 +549,14 @@ class HttpEngine(TokenEngine):
         ) as response:
             place._life.answered(self._loop.time())
             if response.status != 200:
-                answer = Answer(response.status, await read_all(response), dict(response.headers))
-                raise _of_status(step.path, answer)
+                found = await response.read(ANSWER_BYTES)
+                raise _of_status(step.path, Answer(response.status, found, response.headers))
             if step.streams and response.content_type != "text/event-stream":
                 raise _StepFaultError(_no_stream(step.path, response.content_type))
             if not step.streams:
-                place._brought(step, step.take_whole(await read_all(response)))
+                place._brought(step, step.take_whole(await response.read(ANSWER_BYTES)))
                 return
-            async for data in response.content.iter_any():
+            while data := await response.some():
                 for event in events.feed(data):
                     if event != DONE:
                         place._brought(step, step.take(event))
@@ -703,8 +705,6 @@ def _of_engine(refusal: Refusal, *, understood: bool) -> Refusal:
 
 
 def _retry_after_s(answer: Answer) -> float | None:
-    for name, value in answer.headers.items():
-        if name.lower() == "retry-after":
-            with contextlib.suppress(ValueError):
-                return float(value)
+    with contextlib.suppress(ValueError):
+        return float(answer.headers.get("retry-after", ""))
     return None

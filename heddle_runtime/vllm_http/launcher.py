@@ -5,10 +5,9 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import aiohttp
-
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint, base_of
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError, probe
@@ -53,7 +52,7 @@ class HttpLauncher:
         self._prefill_s = prefill_s
         self._settings = settings if settings is not None else HttpSettings()
         # Every running step has a connection of its own; the policy limits how many there are.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._connections = Connections()
         self._registered: dict[str, Registered] = {}
         self._engines: dict[HttpEngine, None] = {}
         self._changed = asyncio.Event()
@@ -78,7 +77,7 @@ class HttpLauncher:
             ProbeError: it cannot be used, serves another model than the others, or has another TP
                 degree.
         """
-        endpoint = Endpoint(url, self._session, api_key=api_key)
+        endpoint = Endpoint(url, self._connections, api_key=api_key)
         facts = await probe(endpoint, limit_s=self._settings.answer_limit_s)
         self._check_model(facts)
         if None not in (tp, facts.tp) and tp != facts.tp:
@@ -147,7 +146,7 @@ class HttpLauncher:
             engine.kill()
         for engine in engines:
             await engine.closed()
-        await self._session.close()
+        await self._connections.close()
 
     async def _connect(self, engine: HttpEngine) -> tuple[Endpoint, EndpointFacts]:
         shape = engine.spec.shape

@@ -208,7 +208,7 @@ async def makes_a_token(endpoint: Endpoint, *, limit_s: float) -> bool:
 
 
 def _check_no_gateway(url: str, answer: Answer) -> None:
-    if any(name.lower() == GATEWAY_HEADER for name in answer.headers):
+    if GATEWAY_HEADER in answer.headers:
         raise ProbeError(f"{url} is a Heddle gateway, not an engine: give the URL of a vllm serve")
 
 

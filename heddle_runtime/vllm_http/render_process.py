@@ -10,11 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import aiohttp
-
 from heddle_runtime.process.child import HANG_S, group_members
 from heddle_runtime.vllm.command import PARENT
 from heddle_runtime.vllm.settings import OFFLINE
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
 from heddle_runtime.vllm_http.rendering import HttpRenderer
 
@@ -54,7 +53,7 @@ class RenderProcess:
         ]
         self._model_dir = model_dir
         self._process: subprocess.Popen[bytes] | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections()
 
     @property
     def pid(self) -> int | None:
@@ -75,8 +74,7 @@ class RenderProcess:
 
     async def close(self) -> None:
         """End it; afterwards none of its processes is left."""
-        if self._session is not None:
-            await self._session.close()
+        await self._connections.close()
         process = self._process
         if process is None:
             return
@@ -110,8 +108,7 @@ class RenderProcess:
                 )
         except OSError as error:
             raise RenderProcessError(f"vllm launch render cannot be started: {error}") from None
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", self._session)
+        endpoint = Endpoint(f"http://127.0.0.1:{port}", self._connections)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._start_limit_s
         while loop.time() < until_s:

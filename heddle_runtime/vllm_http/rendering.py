@@ -256,10 +256,12 @@ def _to_derender(
 
 def _ids(ids: Any) -> "array[int] | None":
     """Token ids as they are kept; None if they are none."""
-    if not isinstance(ids, list) or set(map(type, ids)) != {int}:
+    if not isinstance(ids, list) or not ids:
         return None
     try:
         return array("I", ids)
+    except TypeError:
+        return None
     except OverflowError:
         _refuse("prompt", "a token id of the prompt is none of the vocabulary")
 

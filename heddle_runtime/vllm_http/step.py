@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import (
@@ -76,7 +78,7 @@ class HttpStep:
         self.aborted = False
         """Whether an abort was ordered."""
         self.attempt: asyncio.Task[None] | None = None
-        """The call of an endpoint that is under way."""
+        """What makes the call of an endpoint that is under way."""
         self.cut = ""
         """Why that call was cut by us; "": it was not."""
         self.posted_s = self.brought_s = 0.0
@@ -170,6 +172,7 @@ class HttpStep:
             )
         request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features
+        known = b"" if payload is None else payload.prompt_json
         if request.exact:
             sampling |= {"ignore_eos": True} if payload is not None else _EXACT
         sampling.setdefault("detokenize", bool(sampling.get("stop")))
@@ -178,7 +181,7 @@ class HttpStep:
         return {
             **{key: value for key, value in features.items() if key in FEATURES},
             "request_id": self.id,
-            "token_ids": list(request.prompt_ids),
+            "token_ids": msgspec.Raw(known) if known else list(request.prompt_ids),
             "sampling_params": sampling,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},

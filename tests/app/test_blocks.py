@@ -60,6 +60,25 @@ def test_every_framework_has_degree_and_slots(plan: Deployment):
     assert pairs(every["slime"])["--rollout-num-gpus"] == "8"
 
 
+def test_a_policy_is_routed_as_its_framework_can(trace: Path, tmp_path: Path):
+    found = {
+        policy: blocks(deployment(trace, tmp_path / policy, CLUSTER, policy))
+        for policy in ("verl", "slime-2026", "seer")
+    }
+    assert "router" not in found["verl"]["verl"]
+    assert pairs(found["slime-2026"]["slime"])["--router-policy"] == "cache_aware"
+    assert pairs(found["slime-2026"]["vime"])["--vllm-router-policy"] == "cache_aware"
+    assert "No router here is policy verl" in found["verl"]["slime"]
+    assert "No router here is policy seer" in found["seer"]["slime"]
+    (comment,) = [line for line in found["seer"]["verl"].splitlines() if line.startswith("# hed")]
+    written = comment.partition(": ")[2]
+    assert written == (
+        "{router_class: heddle_verl.Router, model: qwen3-8b, gpu: h100, policy: seer}"
+    )
+    key = "actor_rollout_ref.rollout.router_config_path"
+    assert pairs(found["seer"]["verl"])[key] == "heddle.yaml"
+
+
 def test_prime_rl_is_toml(plan: Deployment):
     found = tomllib.loads(block(plan, "prime-rl"))
     assert found["inference"]["parallel"] == {"tp": 2, "dp": 4}

@@ -5,17 +5,20 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import rich_click as click
 
 from heddle.cli import main
 from heddle.config_files import ConfigSource, resolve
-from tests.app.gateways import gateway
+from tests.app.gateways import Gateway, gateway
+from tests.patience import PATIENCE_S
 
 pytest.importorskip("yaml", reason="pyyaml is not installed")
 pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle-rl[serve]'")
@@ -144,6 +147,17 @@ def test_a_gateway_has_time_to_drain():
     assert (deployment["replicas"], deployment["strategy"]) == (1, {"type": "Recreate"})
 
 
+def ready(served: Gateway, path: str) -> Any:
+    """The answer once it is 200: engines are ready a little after the gateway listens."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return served.get(path)
+        except HTTPError:
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+
+
 def test_a_gateway_starts_with_the_configuration_and_answers_its_probes(tmp_path: Path):
     with FakeVllmThread() as first, FakeVllmThread() as second:
         text = CONFIGS["kubernetes"].replace("/var/lib/heddle", str(tmp_path))
@@ -156,7 +170,7 @@ def test_a_gateway_starts_with_the_configuration_and_answers_its_probes(tmp_path
             probes = {container[f"{kind}Probe"]["httpGet"]["path"]: kind for kind in KINDS}
             assert probes == {"/livez": "liveness", "/readyz": "readiness"}
             for path in (*probes, health_of(COMPOSE["services"]["gateway"])):
-                assert served.get(path)["status"] == "ok"
+                assert ready(served, path)["status"] == "ok"
             served.end()
         assert (tmp_path / "state.db").exists()
         assert (tmp_path / "access.jsonl").exists()

@@ -406,6 +406,17 @@ def test_exported_rows_of_a_tracker_are_the_steps_of_the_console(tmp_path: Path)
     assert [step.label for step in steps] == [1, 2]
 
 
+def test_samples_of_slime_are_of_the_rollout_in_the_name_of_their_file(tmp_path: Path):
+    named = FIXTURES / "rollout_4.trace_timeline_cache.json"
+    other = tmp_path / "samples.trace_timeline_cache.json"
+    other.write_bytes(named.read_bytes())
+    for path, rl_step in ((named, 4), (other, None)):
+        made = read_observed([path]).steps.observations()
+        steps = [each.rl_step for each in made if isinstance(each, ObservedRequest)]
+        assert steps, path
+        assert set(steps) == {rl_step}, path
+
+
 def test_a_trace_in_two_files_counts_once(heddle: Heddle, tmp_path: Path):
     for part in ("all", "effective"):
         (tmp_path / part).mkdir()

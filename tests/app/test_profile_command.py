@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
-from heddle_calibrate.roofline.known_models import known_config
+from heddle_sim.known_models import known_config
 from heddle_sim.profile_files import load_profile, read_profile
 from tests.app.journals import ONE_RUN, Heddle
 

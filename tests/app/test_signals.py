@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from heddle.signals import StopSignals, Terminated
+from heddle.signals import StopSignals, Terminated, terminal_signals_blocked
 
 
 def send(number: int) -> None:
@@ -211,3 +212,27 @@ with first_ends_process():
 assert sys.unraisablehook is before
 """
     assert dropping(script, str(int(signal.SIGINT))) == "ValueError('a defect')\n"
+
+
+@pytest.mark.parametrize("ends", ["as it is", "by an error"])
+def test_a_signal_that_another_thread_receives_waits_until_processes_have_started(ends: str):
+    over, reached = threading.Event(), []
+    other = threading.Thread(target=over.wait)
+    other.start()
+
+    def work() -> None:
+        with terminal_signals_blocked():
+            assert other.ident is not None
+            signal.pthread_kill(other.ident, signal.SIGINT)
+            time.sleep(0.1)
+            reached.append(ends)
+            if ends == "by an error":
+                raise OSError
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+    finally:
+        over.set()
+        other.join()
+    assert reached == [ends]

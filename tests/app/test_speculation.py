@@ -19,6 +19,7 @@ from heddle_sim.drafted_tables import Drafter, with_drafter
 from heddle_sim.profile_files import ProfileError
 from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, Heddle
+from tests.in_turn import some
 
 PUBLISHED = "eagle3:3:0.886/0.770/0.663"
 ON = ("--model", "qwen3-8b", "--gpus", "4", "--max-running", "4")
@@ -308,7 +309,7 @@ def test_acceptance_that_rises_is_warned_of(heddle: Heddle, trace: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["coding", "search", "math"])
+@pytest.mark.parametrize("workload", some(["search", "coding", "math"], 3))
 def test_heddle_is_not_behind_verl_because_of_drafts(workload: str, tmp_path: Path):
     path = tmp_path / "rollout.jsonl.gz"
     write_trace(path, synth(workload, 256, 5, 16))

@@ -358,13 +358,13 @@ def test_a_sweep_that_is_none_names_the_field(
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("decode", {"step_s": 0.0}, r"decode\[2\].step_s is 0.0; it must be above 0"),
+        ("decode", {"step_s": 0.0}, r"decode\[2\].step_s must be more than 0 seconds, not 0.0"),
         ("decode", {"step_s": -1.0}, r"decode\[2\].step_s"),
         ("decode", {"tp": 3}, r"decode\[2\].tp is 3, which kv_capacity_tokens does not name"),
         ("prefill", {"cached": 10**9}, r"prefill\[2\].cached .* not below prompt"),
         ("prefill", {"together": 0}, r"prefill\[2\].together"),
         ("loops", {"clients": [[]]}, r"loops\[2\].clients has one without steps"),
-        ("moves", {"place_s": -0.1}, r"moves\[2\].place_s is -0.1; it must be 0 or more"),
+        ("moves", {"place_s": -0.1}, r"moves\[2\].place_s must be 0 or more seconds, not -0.1"),
     ],
 )
 def test_times_that_cannot_be_are_named(

@@ -9,11 +9,11 @@ from functools import cache
 import pytest
 
 from heddle_calibrate.roofline.by_name import profile_by_name
-from heddle_calibrate.roofline.known_models import known_config, known_configs
 from heddle_calibrate.roofline.memory import weights_read_bytes
-from heddle_calibrate.roofline.model_config import model_shape
-from heddle_calibrate.roofline.model_shape import ModelShape, Precisions
+from heddle_sim.known_models import known_config, known_configs
+from heddle_sim.model_config import model_shape
 from heddle_sim.model_names import known_model, listed_models
+from heddle_sim.model_shape import ModelShape, Precisions
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
 
 SHAPES = listed_models()["shapes"]

@@ -12,10 +12,10 @@ from benchmarks.profile_table import rows
 from heddle_calibrate.fit.curves import DecodeFit
 from heddle_calibrate.fit.kernel_tables import KernelTables, fit_prefill
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.known_models import known_config
-from heddle_calibrate.roofline.model_config import model_shape
 from heddle_calibrate.roofline.pairs import least_pair_s, least_pairs_s, with_kv_of
 from heddle_core.ids import EngineShape
+from heddle_sim.known_models import known_config
+from heddle_sim.model_config import model_shape
 from heddle_sim.profile_files import known_profiles, load_profile, read_layout
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,14 +10,10 @@ import pytest
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError
 from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.roofline import from_config
-from heddle_calibrate.roofline.config_fields import ModelConfigError
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_calibrate.roofline.from_config import ConfigRequest, profile_from_config
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.known_models import known_config
 from heddle_calibrate.roofline.locate import find_model
-from heddle_calibrate.roofline.model_config import model_shape
-from heddle_calibrate.roofline.model_shape import ModelShape
 from heddle_calibrate.roofline.operators import decode_iterations
 from heddle_calibrate.roofline.profile import (
     EXPERTS_HOST,
@@ -32,6 +28,10 @@ from heddle_calibrate.roofline.profile import (
     step_seconds,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.config_fields import ModelConfigError
+from heddle_sim.known_models import known_config
+from heddle_sim.model_config import model_shape
+from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, load_profile, read_profile
 
 

@@ -22,7 +22,10 @@ def counted(result: Result) -> dict[str, int]:
     return {name: n for name, n in result.counts.items() if not name.startswith("peak")}
 
 
-@pytest.mark.parametrize(("campaign", "cases"), [(Faults(), 12), (Fuzz(), 40), (Kills(), 3)])
+@pytest.mark.parametrize(
+    ("campaign", "cases"),
+    [(Faults(), 12), (Fuzz(), 40), pytest.param(Kills(), 3, marks=pytest.mark.soak)],
+)
 def test_a_seed_gives_the_same_outcomes_in_any_number_of_processes(campaign, cases: int):
     once, again = (execute(campaign, SEED, minutes=60.0, cases=cases, jobs=jobs) for jobs in (1, 3))
     assert once.cases == again.cases == cases

@@ -67,7 +67,9 @@ ROLES_STORM = (
 )
 
 
-@pytest.mark.parametrize(("name", "threshold_tokens"), in_turn([*PRESETS, *MIXED], [0, 500]))
+@pytest.mark.parametrize(
+    ("name", "threshold_tokens"), in_turn([*PRESETS, *MIXED], [0, 500], every=2)
+)
 def test_roles_in_a_storm_lose_nothing_break_nothing_and_replay(
     name: str, threshold_tokens: int
 ) -> None:

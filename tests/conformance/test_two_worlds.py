@@ -134,7 +134,7 @@ def agree(one: Sequence[Entry], other: Sequence[Entry]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scenario"), in_turn([*PRESETS, *MIXED], [*SCENARIOS], kept=2, always=["storm"])
+    ("name", "scenario"), in_turn([*PRESETS, *MIXED], [*SCENARIOS], always=["storm"])
 )
 def test_simulated_and_real_clock_give_the_same_journal(name: str, scenario: str) -> None:
     here, there = simulated(name, SCENARIOS[scenario]), on_the_event_loop(name, SCENARIOS[scenario])

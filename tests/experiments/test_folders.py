@@ -27,6 +27,7 @@ from heddle.policies.plugins import load_policy
 from heddle_core.policy import PolicyContext
 from heddle_sim.profile_files import load_profile
 from heddle_trace.oracle import Oracle
+from tests.in_turn import some
 
 FIGURES_AND_TABLES = [*(f"F{n}" for n in range(1, 17)), "T1", "T2"]
 BEYOND = list("ABCDEGHIJKLMNOPRSUVWX")
@@ -84,7 +85,9 @@ def test_what_was_measured_answers_what_is_claimed(experiment: Experiment):
     assert 3_000 < picture.stat().st_size <= MAX_BYTES
 
 
-@pytest.mark.parametrize("experiment", [e for e in ALL if not e.has_size], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "experiment", some([e for e in ALL if not e.has_size], 2), ids=lambda e: e.name
+)
 def test_a_small_worked_example_can_be_made_again(experiment: Experiment, tmp_path: Path):
     """Those that need runs of a size are `make experiments`' business."""
     store = Store(tmp_path)

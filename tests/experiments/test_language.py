@@ -117,6 +117,7 @@ def model(base: Path):
     return fit_language([seen], base=base, texts=[], seed=1, settings=settings), held
 
 
+@pytest.mark.soak
 def test_a_fine_tuned_model_answers_with_rising_quantiles(model):
     fitted, held = model
     asked, quantiles = fitted.answer(held, Pace())

@@ -154,6 +154,7 @@ def test_summaries_are_geometric_means_and_the_worst_of_policies():
     assert (least["over_best"], least["of_bound"]) == (0.5, 0.125)
 
 
+@pytest.mark.soak
 def test_the_command_prints_the_table_and_keeps_what_has_run(
     tuned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -10,7 +10,7 @@ from campaigns.faults.gateway_bench import Bench
 if TYPE_CHECKING:
     from heddle_gateway.front import Front
 
-NO_AIOHTTP = "the gateway needs aiohttp: pip install 'heddle-rl[serve]'"
+NO_AIOHTTP = "tests of the gateway need aiohttp: pip install 'heddle-rl[dev]'"
 T = TypeVar("T")
 
 

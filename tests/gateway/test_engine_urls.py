@@ -533,7 +533,11 @@ def test_another_engine_renders_what_the_first_cannot(
     async def at_once() -> None:
         pass
 
-    every = [SimpleNamespace(endpoint=number) for number in range(len(answers))]
+    facts = SimpleNamespace(adapters=())
+    every = [
+        SimpleNamespace(endpoint=number, url=str(number), facts=facts, engine=None)
+        for number in range(len(answers))
+    ]
     launcher = SimpleNamespace(registered=every, usable=every, any_registered=at_once)
     monkeypatch.setattr(rendering, "HttpRenderer", Renderer)
     # Where all are busy, they are asked again as long as steps wait for engines.
@@ -556,6 +560,7 @@ def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeyp
             _, late, never = at.servers
             for server in (late, never):
                 server.die()
+                await asyncio.sleep(0.01)  # until its listener is closed too
                 await at.engines.expect(server.url, {"max_running": 3}, notes.append)
                 assert f"{server.url}: /health cannot be reached" in notes[-1]
                 assert "It joins when it can be used" in notes[-1]

@@ -17,6 +17,7 @@ aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 from heddle.config_files import ConfigError  # noqa: E402
 from heddle.gateway.config import other_models  # noqa: E402
 from heddle_gateway.front import FrontSettings  # noqa: E402
+from heddle_runtime.vllm_http.connections import Connections  # noqa: E402
 from heddle_runtime.vllm_http.endpoint import Endpoint  # noqa: E402
 from heddle_runtime.vllm_http.probe import CHAT, MESSAGES, RESPONSES  # noqa: E402
 from tests.gateway.test_engine_urls import Registered, registered  # noqa: E402
@@ -167,7 +168,7 @@ def test_a_request_for_an_adapter_runs_only_at_engines_that_list_it():
 @asynccontextmanager
 async def two_models() -> AsyncIterator[tuple[Client, Client]]:
     """A gateway, and one behind it that has another model."""
-    async with client() as other, client() as http, aiohttp.ClientSession() as session:
+    async with client() as other, client() as http, Connections() as session:
         other.bench.front.model.names = ("big",)
         other.bench.front.settings = FrontSettings(api_key="engine-key")
         endpoint = Endpoint(other.bench.url, session, api_key="engine-key")
@@ -198,7 +199,7 @@ def test_requests_for_another_model_go_to_its_server_and_its_answer_comes_back_a
 
 def test_the_server_of_another_model_may_be_gone_and_that_is_said_as_an_error():
     async def main() -> None:
-        async with client() as http, aiohttp.ClientSession() as session:
+        async with client() as http, Connections() as session:
             http.bench.front.others = {"big": Endpoint("http://127.0.0.1:9", session)}
             status, error = await http("POST", CHAT, {"model": "big", "messages": []})
             assert (status, http.headers["Retry-After"]) == (503, "5")

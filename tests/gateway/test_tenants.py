@@ -15,11 +15,10 @@ from tests.gateway.served import NO_AIOHTTP, run, served
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
-import aiohttp
-
 from heddle_gateway.access import AccessLog
 from heddle_gateway.errors import ApiError
 from heddle_gateway.tenants import Tenant, Tenants, TenantsError, read_tenants
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from tests.gateway.test_http import CHAT, IDS, Client, client
 
@@ -234,9 +233,9 @@ def test_an_answer_of_another_gateway_is_not_passed_to_a_tenant(tmp_path: Path):
         async with (
             served() as other,
             tenants(tmp_path, ann="") as http,
-            aiohttp.ClientSession() as session,
+            Connections() as connections,
         ):
-            http.bench.front.others = {"big": Endpoint(other.url, session)}
+            http.bench.front.others = {"big": Endpoint(other.url, connections)}
             status, said = await ask(http, "ann", model="big")
             assert status == 502
             assert "cannot tell the tenants" in said["error"]["message"]

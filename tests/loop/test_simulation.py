@@ -545,6 +545,9 @@ def test_experts_are_spread_over_a_node_before_tp_cuts_them(trace: str):
     with pytest.raises(ValueError, match="train_ep = 5 does not divide the 128 experts"):
         layout(40, train_ep=5)
     assert prepared(trace, "sync").layout.ep == 1
+    assert prepared(trace, "sync", train_ep=1).layout.ep == 1
+    with pytest.raises(ValueError, match=r"train_ep = 2 is of models with experts"):
+        prepared(trace, "sync", train_ep=2)
 
 
 def test_weights_of_engines_in_fp8_take_about_half_of_the_bytes(trace: str):

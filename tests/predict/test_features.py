@@ -1,6 +1,8 @@
 """Features: made from what was observed by then, and from nothing else."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,3 +142,19 @@ def test_training_plays_differ_and_are_repeatable():
     assert all(of[s] == g for s, g in zip(again[0].script, again[0].group, strict=True))
     names = list(dict.fromkeys(s.group for s in source.scripts))
     assert all(names[g] == source.scripts[s].group for s, g in of.items())
+
+
+def test_the_features_of_a_rollout_are_those_that_models_were_fitted_on():
+    """The shipped model has learned from these numbers: a change of any needs a new fit.
+
+    `features.json` has the mean of each, and its mean over rows weighted by their position.
+    """
+    asked = examples(synthetic().scripts, vocabulary_of([synthetic()]), Pace())
+    names = vocabulary_of([synthetic()]).names()
+    position = np.linspace(-1.0, 1.0, len(asked.rows))
+    means = zip(asked.rows.mean(0), (asked.rows * position[:, None]).mean(0), strict=True)
+    found = {name: [float(x) for x in pair] for name, pair in zip(names, means, strict=True)}
+    recorded = json.loads(Path(__file__).with_name("features.json").read_text())
+    assert list(found) == list(recorded)
+    for name, pair in found.items():
+        assert pair == pytest.approx(recorded[name], rel=1e-9, abs=1e-12), name

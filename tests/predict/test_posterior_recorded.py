@@ -40,6 +40,6 @@ def test_recorded_lengths_are_covered():
     coming = [script for script in scripts if script.group not in past]
     history = history_of([script for script in scripts if script.group in past])
     asking = Asking(PosteriorPredictor(history), [total_tokens(script) for script in coming])
-    play(coming, Pace(slots=0.5), asking)
+    play(coming, Pace(slots=0.5), asking, asking.on_question)
     assert np.mean(asking.hits, axis=0) == pytest.approx(np.array(LEVELS), abs=0.1)
     assert np.mean(asking.hits, axis=0)[-1] >= 0.9

@@ -46,7 +46,7 @@ class Counting:
 
 def test_one_question_at_a_time_gives_what_the_batch_gives():
     asked = all_quantiles(fitted())
-    play(synthetic().scripts, Pace(), asked)
+    play(synthetic().scripts, Pace(), asked, asked.on_question)
     batch = examples(synthetic().scripts, fitted().vocabulary, Pace())
     anew = [moment == "in tool" for moment, _, _ in asked.questions]
     assert sum(anew) > 100
@@ -56,7 +56,7 @@ def test_one_question_at_a_time_gives_what_the_batch_gives():
 def test_the_model_runs_once_for_each_step_and_survival_at_every_question():
     model = Counting(fitted())
     asked = all_quantiles(model)
-    play(synthetic().scripts, Pace(), asked)
+    play(synthetic().scripts, Pace(), asked, asked.on_question)
     generated = {(t, step) for moment, t, step in asked.questions if moment == "in tool"}
     # All arrive at once, and samples of one prompt differ in nothing before their first step.
     arrivals = len(list(groupby((s.task, s.steps[0].prompt_tokens) for s in synthetic().scripts)))
@@ -74,7 +74,7 @@ def test_the_model_runs_once_for_each_step_and_survival_at_every_question():
 def test_quantiles_rise_and_a_running_trajectory_has_a_token_left():
     asked = all_quantiles(fitted())
     scripts = [replace(s, task="never met") for s in synthetic("search").scripts[:40]]
-    play(scripts, Pace(slots=0.5), asked)
+    play(scripts, Pace(slots=0.5), asked, asked.on_question)
     found = np.array(asked.found)
     assert np.isfinite(found).all()
     assert (found >= 1.0).all()
@@ -91,7 +91,8 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
             survival = math.exp(hedged._observations.log_survival(observed, t))
             found.append((hedged.remaining_tokens(t), plain.remaining_tokens(t), survival))
 
-    play(synthetic().scripts, Pace(), Both(hedged, plain))
+    both = Both(hedged, plain)
+    play(synthetic().scripts, Pace(), both, both.on_question)
     for estimate, median, survival in found:
         assert estimate == pytest.approx(max(median, 0.75 * survival, 1.0))
     assert any(median < 0.7 * survival for _, median, survival in found)
@@ -101,7 +102,8 @@ def test_an_estimate_is_raised_by_all_and_lowered_by_little():
 
 def test_no_state_of_ended_trajectories_is_kept():
     predictor = LearnedPredictor(fitted())
-    play(synthetic().scripts, Pace(), Asked(predictor))
+    asked = Asked(predictor)
+    play(synthetic().scripts, Pace(), asked, asked.on_question)
     assert len(predictor._observations) == 0
 
 
@@ -109,10 +111,10 @@ def test_the_rule_estimates_unknown_tasks_without_effect_on_others():
     strange = [replace(s, id=f"x/{s.id}", task="x") for s in synthetic("search").scripts[:40]]
     told = replace(policy_context(), learned=LearnedFactory(fitted()))
     mixed, rule, model = answered(told), answered(policy_context()), LearnedPredictor(fitted())
-    play([*synthetic().scripts, *strange], Pace(), mixed)
-    play(strange, Pace(), rule)
+    play([*synthetic().scripts, *strange], Pace(), mixed, mixed.on_question)
+    play(strange, Pace(), rule, rule.on_question)
     alone = Estimates(model)
-    play(synthetic().scripts, Pace(), alone)
+    play(synthetic().scripts, Pace(), alone, alone.on_question)
     assert {k: v for k, v in mixed.found.items() if k[0].startswith("x/")} == rule.found
     assert {k: v for k, v in mixed.found.items() if not k[0].startswith("x/")} == alone.found
 
@@ -130,7 +132,7 @@ def test_history_gives_the_levels_of_a_task():
         watcher = answered(
             replace(policy_context(), learned=LearnedFactory(fitted()), history=history)
         )
-        play(scripts, Pace(), watcher)
+        play(scripts, Pace(), watcher, watcher.on_question)
         rest[name] = [tokens for (_, step, _), tokens in watcher.found.items() if step == 0]
     mean = history_of(scripts).mean_output_tokens()
     assert 0.4 * mean < np.mean(rest["told"]) < 2.5 * mean

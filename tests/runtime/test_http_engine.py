@@ -687,6 +687,7 @@ def test_a_url_at_which_nothing_listens_is_refused():
     async def main() -> None:
         async with one() as (made, server):
             server.die()
+            await asyncio.sleep(0.01)  # until its listener is closed too
             with pytest.raises(ProbeError, match="/health cannot be reached: "):
                 await made.launcher.add(server.url)
 

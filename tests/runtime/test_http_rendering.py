@@ -12,11 +12,10 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="aiohttp is not installed; pip install 'heddle-rl[serve]'")
 
-import aiohttp
-
 from heddle_runtime.generation import GenerationEnd, Rendered, RenderError
 from heddle_runtime.process.child import group_members
 from heddle_runtime.tiny_model import make_tiny_model
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Answer, Endpoint
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
@@ -32,7 +31,7 @@ STOPPED = GenerationEnd(finish_reason="stop", stop_reason="STOP")
 async def renderer() -> AsyncIterator[tuple[HttpRenderer, FakeVllm]]:
     server = await FakeVllm().start()
     try:
-        async with aiohttp.ClientSession() as session:
+        async with Connections() as session:
             yield HttpRenderer(Endpoint(server.url, session), limit_s=1.0), server
     finally:
         await server.close()

@@ -19,6 +19,7 @@ import aiohttp
 from heddle_core.ids import GroupId, TrajectoryId
 from heddle_rollout.engines import StepRequest
 from heddle_runtime.generation import Generation, GenerationEnd, Rendered
+from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.metrics import read_iterations, read_sample
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
@@ -152,7 +153,7 @@ def test_a_response_made_of_a_step_is_that_of_the_server_itself(bench, url, endp
         else:
             body |= {"prompt": "<user>hi<assistant>", "logprobs": 2}
         expected = await post(url, endpoint, body)
-        async with aiohttp.ClientSession() as session:
+        async with Connections() as session:
             renderer = HttpRenderer(Endpoint(url, session))
             rendered = await renderer.render(endpoint, body)
             engine.start(of_client(f"{endpoint} {stop}", rendered))

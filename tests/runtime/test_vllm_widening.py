@@ -242,6 +242,7 @@ def test_two_engines_become_one_of_tp_2_in_mid_rollout(
     assert [e.cached_tokens for e in again.values()] == [0, 0, 0]
 
 
+@pytest.mark.soak
 def test_a_wide_engine_that_is_killed_loses_no_trajectory(
     rollouts: Rollouts,
     undisturbed: dict[str, list[int]],

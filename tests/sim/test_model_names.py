@@ -2,7 +2,10 @@
 
 import pytest
 
+from heddle_sim.known_models import known_configs
+from heddle_sim.model_config import model_shape
 from heddle_sim.model_names import known_model, listed_models, short_model_name
+from heddle_sim.model_shape import count_parameters
 from heddle_sim.profile_files import ProfileError, load_profile
 from heddle_sim.trained_models import trained_model
 
@@ -34,6 +37,18 @@ def test_profiles_and_training_shapes_are_found_by_id() -> None:
     assert load_profile("Qwen/Qwen3-14B", "h200").model == "qwen3-14b"
     assert load_profile("meta-llama/Llama-3.1-8B-Instruct", "A100").model == "llama-3.1-8b"
     assert trained_model("Qwen/Qwen3-32B").name == "qwen3-32b"
+
+
+@pytest.mark.parametrize("name", listed_models()["shapes"])
+def test_trainers_know_every_shape_and_its_stated_parameters_are_the_counted_ones(
+    name: str,
+) -> None:
+    shape = listed_models()["shapes"][name]
+    counts = count_parameters(model_shape(known_configs()[shape["config"]], place=name, name=name))
+    model = trained_model(name)
+    assert model.parameters == pytest.approx(counts.total, rel=5e-4)
+    assert model.active == pytest.approx(counts.active, rel=5e-4)
+    assert model.moe == (model.experts > 0)
 
 
 @pytest.mark.parametrize(

@@ -114,12 +114,12 @@ def test_draws_depend_on_seed_pool_trajectory_and_call_alone():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"capacity": 0}, "capacity of 1 or more"),
+        ({"capacity": 0}, "capacity must be 1 or more"),
         ({"cold_start_s": -1.0}, "from 0 to below 1e9"),
         ({"timeout_s": float("nan")}, "from 0 to below 1e9"),
         ({"capacity": 2, "cold_start_s": 1.0}, "only an elastic one"),
         ({"failure_rate": 1.0}, "below 1"),
-        ({"retries": -1}, "retries are from 0"),
+        ({"retries": -1}, "retries must be from 0"),
     ],
 )
 def test_a_service_that_cannot_be_is_refused(wrong: dict, said: str):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle_sim.model_names import listed_models
 from heddle_sim.profile_files import ProfileError
-from heddle_sim.trained_models import MODELS, TrainedModel, UnknownModelError, trained_model
+from heddle_sim.trained_models import TrainedModel, UnknownModelError, trained_model
 from heddle_sim.training import (
     PEAK_TFLOPS,
     TrainingError,
@@ -70,8 +71,8 @@ def test_flops_of_a_token_are_those_counted_by_hand():
 
 
 def test_a_tied_embedding_is_multiplied_as_output_head():
-    assert MODELS["qwen3-4b"].multiplied == MODELS["qwen3-4b"].parameters
-    assert MODELS["qwen3-8b"].multiplied < MODELS["qwen3-8b"].parameters
+    assert trained_model("qwen3-4b").multiplied == trained_model("qwen3-4b").parameters
+    assert trained_model("qwen3-8b").multiplied < trained_model("qwen3-8b").parameters
 
 
 def test_packed_samples_attend_to_themselves_alone():
@@ -87,7 +88,7 @@ def test_packed_samples_attend_to_themselves_alone():
 
 @given(
     st.lists(st.integers(1, 32_768), min_size=1, max_size=50),
-    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(sorted(listed_models()["shapes"])),
     st.sampled_from(["h100", "h20", "b200", "a100"]),
 )
 def test_more_tokens_are_never_faster_nor_more_gpus_slower_over_their_collectives(
@@ -117,7 +118,7 @@ def test_more_gpus_help_until_collectives_take_the_time(backend):
 
 
 def test_a_token_of_a_dense_model_is_products_and_attention_by_hand():
-    m = MODELS["llama-3.1-8b"]
+    m = trained_model("llama-3.1-8b")
     peak = 989e12
     by_hand = 6 * m.multiplied / (peak * TRAINING.matmul["megatron"])
     by_hand += 6 * 32 * 4096 * 8192 / (peak * TRAINING.attention["megatron"])
@@ -125,7 +126,7 @@ def test_a_token_of_a_dense_model_is_products_and_attention_by_hand():
 
 
 def test_experts_cost_dispatch_and_host_time_which_tp_does_not_divide():
-    m = MODELS["qwen3-30b-a3b"]
+    m = trained_model("qwen3-30b-a3b")
 
     def token(gpu="h100", **layout):
         return TRAINING.token_s(m, 4096, gpu=gpu, layout=TrainLayout(**layout))
@@ -139,7 +140,7 @@ def test_experts_cost_dispatch_and_host_time_which_tp_does_not_divide():
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
 def test_a_low_precision_shortens_products_by_no_more_than_its_peak(precision):
-    m = MODELS["llama-3.1-70b"]
+    m = trained_model("llama-3.1-70b")
     plain = TRAINING.token_s(m, 0, gpu="b200")
     low = TRAINING.token_s(m, 0, gpu="b200", precision=precision)
     assert plain / (4 if precision == "nvfp4" else 2) < low < plain
@@ -316,7 +317,7 @@ def test_updates_grow_with_the_model_and_pause_at_most_throughout(method):
 
 
 def test_an_update_is_set_up_and_sent_tensor_by_tensor():
-    one, m = UPDATES.methods["nccl"], MODELS["qwen3-30b-a3b"]
+    one, m = UPDATES.methods["nccl"], trained_model("qwen3-30b-a3b")
     by_hand = one.setup_s + tensors_of(m) * one.tensor_s + 2 * 30.532e9 / one.bytes_per_s
     assert UPDATES.time("qwen3-30b-a3b", "nccl", gpus=8).total_s == pytest.approx(by_hand)
     # Gate, up and down of 128 experts in each of 48 layers; 11 others there.
@@ -357,10 +358,18 @@ def test_an_own_model_with_experts_trains_and_has_weights_of_two_bytes():
     ("old", "new", "part"),
     [
         ('"schema": "heddle.training/1"', '"schema": "other"', "is not a training profile"),
-        ('"pause_share": 0.61', '"pause_share": 1.61', "rdma_p2p.pause_share is between 0 and 1"),
-        ('"bytes_per_s": 6', '"bytes_per_s": -6', "bytes_per_s must be a positive"),
-        ('"low_precision_share": 0.', '"low_precision_share": 9.', "is between 0 and 1"),
-        ('"fsdp": 0.902', '"fsdp": 0', "colocated_efficiency.fsdp must be a positive"),
+        (
+            '"pause_share": 0.61',
+            '"pause_share": 1.61',
+            "rdma_p2p.pause_share must be from 0 to 1, not 1.61",
+        ),
+        ('"bytes_per_s": 6', '"bytes_per_s": -6', "bytes_per_s must be more than 0, not -6"),
+        (
+            '"low_precision_share": 0.',
+            '"low_precision_share": 9.',
+            "low_precision_share must be from 0 to 1",
+        ),
+        ('"fsdp": 0.902', '"fsdp": 0', "colocated_efficiency.fsdp must be more than 0"),
     ],
 )
 def test_a_damaged_file_is_refused_with_the_field(tmp_path: Path, old: str, new: str, part: str):

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from heddle_calibrate.fit.kernel_profile import GPUS
 from heddle_calibrate.roofline.efficiency import least_times, nearest_key
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.known_models import known_config
-from heddle_calibrate.roofline.model_config import model_shape
-from heddle_calibrate.roofline.model_shape import ModelShape, Precision
 from heddle_calibrate.roofline.operators import (
     BY_PHASE,
     Floats,
@@ -25,6 +22,9 @@ from heddle_calibrate.roofline.operators import (
     prefill_iterations,
 )
 from heddle_core.ids import EngineShape
+from heddle_sim.known_models import known_config
+from heddle_sim.model_config import model_shape
+from heddle_sim.model_shape import ModelShape, Precision
 from heddle_sim.profile_files import known_profiles, load_profile, read_layout
 
 TABLES = {gpu: GPUS[gpu].file for gpu in ("a100", "h100", "h200", "l40s", "b200", "gb200")}

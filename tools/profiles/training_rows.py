@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from heddle_calibrate.serving.published_rows import LeftOut, Line, read_lines
-from heddle_sim.trained_models import MODELS, TrainedModel, UnknownModelError, trained_model
+from heddle_sim.trained_models import TrainedModel, UnknownModelError, trained_model
 from heddle_sim.training import (
     PEAK_TFLOPS,
     Backend,
@@ -121,7 +121,7 @@ class TrainingRow:
     @property
     def group(self) -> str:
         """The class by which errors are shown."""
-        name = "MoE" if MODELS[self.model].moe else "dense"
+        name = "MoE" if trained_model(self.model).moe else "dense"
         return name + ("" if self.precision == "bf16" else " FP8")
 
 
@@ -141,7 +141,7 @@ def document(source: str) -> str:
 
 def predicted_over_published(row: TrainingRow, fit: TrainerFit) -> float:
     """Return predicted seconds over published ones."""
-    profile, m = fit.profile, MODELS[row.model]
+    profile, m = fit.profile, trained_model(row.model)
     if row.rate:
         one = profile.token_s(
             m,
@@ -319,7 +319,7 @@ def _row(line: Line) -> TrainingRow:
         gpus=gpus,
         backend=backend,
         precision=_precision(line["precision"]),
-        layout=_layout(line, MODELS[name], use, backend),
+        layout=_layout(line, trained_model(name), use, backend),
         length=length,
         tokens=tokens,
         optimizer_steps=int(steps.group(1)) if steps else 1,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from heddle_calibrate.serving.published_rows import read_lines
-from heddle_sim.trained_models import MODELS
+from heddle_sim.trained_models import trained_model
 from heddle_sim.training import Backend, TrainingProfile
 from tools.profiles.training_rows import COLUMNS, document, model_name
 
@@ -124,5 +124,7 @@ def scaling_errors(rows: list[ActorRow], profile: TrainingProfile) -> dict[int, 
 
 def _fixed_s(row: ActorRow, profile: TrainingProfile) -> float:
     backend: Backend = "fsdp" if row.backend == "fsdp" else "megatron"
-    one = profile.collectives_s(MODELS[row.model], gpu=row.gpu, gpus=row.gpus, backend=backend)
+    one = profile.collectives_s(
+        trained_model(row.model), gpu=row.gpu, gpus=row.gpus, backend=backend
+    )
     return MINI_BATCHES * one

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
-from heddle_sim.trained_models import MODELS
+from heddle_sim.trained_models import trained_model
 from heddle_sim.weight_update import WEIGHT_BYTES, tensors_of
 from tools.profiles.training_rows import document, model_name
 
@@ -61,8 +61,8 @@ def further_rows() -> list[UpdateRow]:
             line=0,
             source=source,
             method=method,
-            size_bytes=WEIGHT_BYTES["bf16"] * MODELS[name].parameters,
-            tensors=tensors_of(MODELS[name]),
+            size_bytes=WEIGHT_BYTES["bf16"] * trained_model(name).parameters,
+            tensors=tensors_of(trained_model(name)),
             seconds=seconds,
         )
         for name, method, seconds, source in FURTHER_ROWS
@@ -97,7 +97,7 @@ def _row(line: Line) -> UpdateRow | str:
     if seconds is None:
         raise PublishedRowsError(f"{line.path.name}:{line.number}: seconds are missing")
     name = model_name(line["model"])
-    billions = line.positive("params_b") or (MODELS[name].parameters / 1e9 if name else None)
+    billions = line.positive("params_b") or (trained_model(name).parameters / 1e9 if name else None)
     # A row without a data type is of the weights that its trainer has.
     kind = "bf16" if line["dtype"] == "-" else line["dtype"]
     if billions is None or kind not in WEIGHT_BYTES:
@@ -109,7 +109,7 @@ def _row(line: Line) -> UpdateRow | str:
         source=document(line["source"]),
         method=method,
         size_bytes=billions * 1e9 * WEIGHT_BYTES[kind],
-        tensors=tensors_of(MODELS[name]) if name else 0,
+        tensors=tensors_of(trained_model(name)) if name else 0,
         seconds=seconds,
         paused="overlapped" in line["method"],
     )

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from heddle_calibrate.fit.from_aiconfigurator import EstimatorError
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
+from heddle_sim.config_fields import ModelConfigError
 from heddle_sim.profile_files import Profile, layout_name, load_profile, read_profile
 from tools.profiles.__main__ import profiles
 from tools.profiles.from_aiconfigurator import layouts, profile_from_aiconfigurator
@@ -116,7 +117,7 @@ def test_layouts_are_those_of_the_options() -> None:
 @pytest.mark.parametrize("text", ["{", "[1]"])
 def test_a_broken_model_configuration_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(EstimatorError, match=r"config\.json: .* give a model's config\.json"):
+    with pytest.raises(ModelConfigError, match=r"config\.json: .* give a model's config\.json"):
         profile_from_aiconfigurator(str(tmp_path), "h200")
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from heddle_calibrate.roofline.config_fields import Fields, ModelConfigError, read_object
-from heddle_calibrate.roofline.model_shape import (
+from heddle_sim.config_fields import Fields, ModelConfigError, read_object
+from heddle_sim.model_shape import (
     ExpertLayers,
     LatentAttention,
     LinearAttention,

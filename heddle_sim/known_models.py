@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast, get_args
 
-from heddle_calibrate.roofline.config_fields import ModelConfigError
-from heddle_calibrate.roofline.model_shape import Precision
+from heddle_sim.config_fields import ModelConfigError
 from heddle_sim.model_names import known_model, short_model_name
+from heddle_sim.model_shape import Precision
 
 KNOWN = Path(__file__).with_name("configs.json")
 

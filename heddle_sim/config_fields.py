@@ -53,7 +53,6 @@ class Fields:
         )
 
     def positive(self, *names: str, default: int | None = None) -> int:
-        """Return the same, at least 1."""
         value = self.count(*names, default=default)
         if value < 1:
             raise ModelConfigError(f"{self.place}: {names[0]} must be at least 1, not {value}")

@@ -1,0 +1,265 @@
+"""Requests of HTTP as handlers read them, and the answers that they write."""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Mapping
+from email.utils import formatdate
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl
+
+from heddle_gateway.client_step import ClientStep
+from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
+
+REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
+
+
+class RequestError(Exception):
+    """A body that cannot be read; the message says why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client(Protocol):
+    """The connection that a request came by."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None: ...
+
+    def write(self, data: bytes) -> None:
+        """Send data.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the client has read enough for more to be written."""
+        ...
+
+
+class Headers(dict[str, str]):
+    """Headers, by names in lower case; those that come twice are joined."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return super().get(name.lower(), default)
+
+    def __getitem__(self, name: str) -> str:
+        return super().__getitem__(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(str(name).lower())
+
+
+class Query(dict[str, str]):
+    """Fields of a query, the first of each name."""
+
+    def __init__(self, text: str) -> None:
+        self._all = parse_qsl(text, keep_blank_values=True)
+        super().__init__(reversed(self._all))
+
+    def every(self, name: str) -> list[str]:
+        """Return all values of a field."""
+        return [value for each, value in self._all if each == name]
+
+
+class Request:
+    """A request; its body may still come."""
+
+    tenant = ""
+    """Who sent it."""
+    steps: list[ClientStep] | None = None
+    """What was generated for it."""
+
+    def __init__(
+        self,
+        connection: Client,
+        method: str,
+        target: str,
+        headers: Headers,
+        *,
+        http_1_0: bool = False,
+        keep_alive: bool = True,
+    ) -> None:
+        self.connection, self.method, self.target, self.headers = (
+            connection,
+            method,
+            target,
+            headers,
+        )
+        self.http_1_0, self.keep_alive = http_1_0, keep_alive
+        self.path, _, self.query_string = target.partition("?")
+        self.match_info: Mapping[str, str] = {}
+        self.complete = False
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._error: RequestError | None = None
+        self._read: bytes | None = None
+        self._came: asyncio.Future[None] | None = None
+
+    @cached_property
+    def query(self) -> Query:
+        return Query(self.query_string)
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None: its client is gone."""
+        return self.connection.transport
+
+    @property
+    def remote(self) -> str | None:
+        """The address of its client."""
+        peer = self.transport and self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else None
+
+    @property
+    def content_length(self) -> int:
+        """Of its body, as far as that is said."""
+        return int(self.headers.get("content-length", 0))
+
+    @property
+    def has_body(self) -> bool:
+        return self.content_length > 0 or "transfer-encoding" in self.headers
+
+    @property
+    def content_type(self) -> str:
+        """Without its parameters."""
+        kind: str = self.headers.get("content-type", "")
+        return kind.partition(";")[0].strip().lower()
+
+    def feed(self, data: bytes, limit: int) -> None:
+        """Take some of its body."""
+        self._size += len(data)
+        if self._size > limit:
+            self.fail(RequestError(413, f"the body is larger than {limit:,} bytes"))
+        elif self._error is None:
+            self._pieces.append(data)
+
+    def end(self) -> None:
+        """Its body is complete."""
+        self.complete = True
+        self._wake()
+
+    def fail(self, error: RequestError) -> None:
+        """Its body cannot be read."""
+        self._error = error
+        self._pieces.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+
+    async def read(self, limit: int, limit_s: float) -> bytes:
+        """Return its body, unpacked.
+
+        Raises:
+            RequestError: it is larger than `limit` bytes, is broken, or does not come in `limit_s`.
+        """
+        if self._read is not None:
+            return self._read
+        if self.content_length > limit:
+            raise RequestError(413, f"the body is larger than {limit:,} bytes")
+        if not (self.complete or self._error):
+            if "expect" in self.headers:
+                self.connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._came = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._came
+            except TimeoutError:
+                text = f"the body did not come in {limit_s:g} s"
+                raise RequestError(408, text) from None
+        if self._error is not None:
+            raise self._error
+        packed = b"".join(self._pieces)
+        self._pieces.clear()
+        self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+        return self._read
+
+
+def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:
+    if encoding.lower() not in ("gzip", "deflate"):
+        return data
+    unpack = zlib.decompressobj(47 if encoding.lower() == "gzip" else 15)
+    try:
+        found = unpack.decompress(data, limit + 1)
+    except zlib.error as error:
+        raise RequestError(400, f"the body cannot be read: {error}") from None
+    if len(found) > limit:
+        raise RequestError(413, f"the body is larger than {limit:,} bytes")
+    return found
+
+
+class Response:
+    """A whole answer."""
+
+    def __init__(
+        self, body: bytes = b"", *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.status, self._body = status, body
+        self._headers = dict(headers or {})
+
+    def _head(self, request: Request, length: str) -> bytes:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers.items()])
+        if lines.count("\n") != len(self._headers):
+            raise ValueError("a header has more than one line")
+        if not request.keep_alive:
+            length += "Connection: close\r\n"
+        elif request.http_1_0:
+            length += "Connection: keep-alive\r\n"
+        status = f"HTTP/1.1 {self.status} {REASONS.get(self.status, '')}\r\n"
+        return f"{status}{_dated(int(time.time()))}{lines}{length}\r\n".encode()
+
+    async def send(self, request: Request) -> None:
+        """Send what has not been sent."""
+        request.keep_alive = request.keep_alive and request.complete
+        head = self._head(request, f"Content-Length: {len(self._body)}\r\n")
+        request.connection.write(head + self._body)
+        await request.connection.drained()
+
+
+_date: tuple[int, str] = 0, ""
+
+
+def _dated(now_s: int) -> str:
+    """Lines of every answer."""
+    global _date
+    if _date[0] != now_s:
+        _date = now_s, f"Date: {formatdate(now_s, usegmt=True)}\r\n{GATEWAY_HEADER}: heddle\r\n"
+    return _date[1]
+
+
+class Stream(Response):
+    """An answer that is sent as it is made."""
+
+    def __init__(
+        self, request: Request, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(status=status, headers=headers)
+        self._request = request
+        self.begun = False
+
+    async def begin(self, data: bytes = b"") -> None:
+        """Send the head, if it has not been sent, and some data."""
+        request, head = self._request, b""
+        if not self.begun:
+            self.begun = True
+            request.keep_alive = request.keep_alive and request.complete and not request.http_1_0
+            chunked = "" if request.http_1_0 else "Transfer-Encoding: chunked\r\n"
+            head = self._head(request, chunked)
+        if data and not request.http_1_0:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        request.connection.write(head + data)
+        await request.connection.drained()
+
+    async def send(self, request: Request) -> None:
+        """Send the end."""
+        await self.begin()
+        if not request.http_1_0:
+            request.connection.write(b"0\r\n\r\n")

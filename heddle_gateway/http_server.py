@@ -1,0 +1,269 @@
+"""The gateway's HTTP/1.1 server: what its connections take in, and when they end."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from heddle_gateway.http import REASONS, Headers, Request, RequestError, Response
+
+BACKLOG: Final = 65_535
+"""Connections that wait to be accepted; the system has a limit of its own."""
+HEAD_BYTES: Final = 64 << 10
+"""Of a request's head."""
+KEEP_ALIVE_S: Final = 75.0
+"""A connection without a request is closed after this."""
+LINGER_S: Final = 5.0
+"""What comes of a body after its answer is dropped for so long: else clients may not see that."""
+_LOG: Final = logging.getLogger(__name__)
+
+Handle = Callable[[Request], Awaitable[Response]]
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection; its parser calls the methods `on_...`."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server, self._loop = server, asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpRequestParser(self)
+        self._waiting: deque[Request] = deque()
+        self.current: asyncio.Task[None] | None = None
+        """The request under way."""
+        self._coming: Request | None = None
+        """The request whose body comes."""
+        self._in_head, self._head_bytes = False, 0
+        self._drops = False
+        """Whether nothing that comes is read any more."""
+        self._full: asyncio.Future[None] | None = None
+        self.requested = False
+        self.since_s = self._loop.time()
+        """Its beginning, or the end of its last answer."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._server.connections.discard(self)
+        self._waiting.clear()
+        if self.current is not None:
+            self.current.cancel()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._drops:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._drops = True  # the request is answered, and what follows is another protocol
+            self._last()
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"the request is no HTTP: {error.__context__ or error}")
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(400, f"the head of the request has more than {HEAD_BYTES} bytes")
+
+    def _last(self) -> None:
+        """The request that came last is the last one."""
+        for request in (self._coming, *self._waiting):
+            if request is not None:
+                request.keep_alive = False
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, after those before it."""
+        if self._drops:
+            return
+        self._drops = True
+        self._waiting.clear()
+        if self._coming is not None and not self._coming.complete:
+            self._coming.fail(RequestError(status, message))
+        if self._coming is not None:
+            self._coming.keep_alive = False
+        if self.current is None and self.transport is not None:
+            text, reason = message.encode(errors="replace"), REASONS[status]
+            head = f"HTTP/1.0 {status} {reason}\r\nContent-Type: text/plain\r\nContent-Length: "
+            self.transport.write(head.encode() + b"%d\r\n\r\n%b" % (len(text), text))
+            self._linger()
+
+    # -- of the parser -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._target, self._headers, self._size = b"", Headers(), 0
+        self._in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+        if len(self._target) > HEAD_BYTES:
+            raise ValueError("its URL is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._size += len(name) + len(value)
+        if self._size > HEAD_BYTES:
+            raise ValueError("its head is too long")
+        key, text = name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")
+        before = dict.get(self._headers, key)
+        self._headers[key] = text if before is None else f"{before}, {text}"
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        target = self._target.decode("utf-8", "surrogateescape")
+        if not target.startswith("/"):
+            parts = urlsplit(target)
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        request = self._coming = Request(
+            self,
+            self._parser.get_method().decode(),
+            target,
+            self._headers,
+            http_1_0=self._parser.get_http_version() == "1.0",
+            keep_alive=self._parser.should_keep_alive(),
+        )
+        self.requested = True
+        if self.current is None:
+            self._begin(request)
+        else:
+            self._waiting.append(request)
+            if self.transport is not None:
+                self.transport.pause_reading()
+
+    def on_body(self, data: bytes) -> None:
+        if self._coming is not None:
+            self._coming.feed(data, self._server.body_bytes)
+
+    def on_message_complete(self) -> None:
+        if self._coming is not None:
+            self._coming.end()
+            self._coming = None
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        self.current = self._loop.create_task(self._answer(request))
+
+    async def _answer(self, request: Request) -> None:
+        try:
+            response = await self._server.handle(request)
+            await response.send(request)
+        except ConnectionError:
+            request.keep_alive = False  # the client is gone
+        except asyncio.CancelledError:
+            request.keep_alive = False
+            raise
+        except Exception:
+            request.keep_alive = False
+            _LOG.exception("a request to %s failed", request.path)
+        finally:
+            self.current, self.since_s = None, self._loop.time()
+            self._next(request)
+
+    def _next(self, last: Request) -> None:
+        if self.transport is None:
+            return
+        if not last.keep_alive or self._drops or self._server.ends:
+            if last.complete:
+                self.transport.close()
+            else:
+                self._linger()
+        elif self._waiting:
+            self._begin(self._waiting.popleft())
+            if not self._waiting:
+                self.transport.resume_reading()
+
+    def _linger(self) -> None:
+        """Close it when the client has, or after some time."""
+        self._drops = True
+        if self.transport is not None:
+            with suppress(OSError, RuntimeError):
+                self.transport.write_eof()
+            self._loop.call_later(LINGER_S, self.close)
+
+    def close(self) -> None:
+        """Send what is written, and close."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def write(self, data: bytes) -> None:
+        """See `Client`."""
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError
+        self.transport.write(data)
+
+    def pause_writing(self) -> None:
+        self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
+
+    async def drained(self) -> None:
+        """See `Client`."""
+        if self._full is not None:
+            await self._full
+
+
+class Server:
+    """What the connections of a server share."""
+
+    def __init__(self, handle: Handle, *, body_bytes: int) -> None:
+        self.handle, self.body_bytes = handle, body_bytes
+        self.connections: set[Connection] = set()
+        self.ends = False
+
+    async def close_silent(self, limit_s: float) -> None:
+        """Close connections that have sent no request head for `limit_s`, or none for longer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(limit_s, KEEP_ALIVE_S / 4))
+            now_s = loop.time()
+            for each in list(self.connections):
+                most_s = KEEP_ALIVE_S if each.requested else limit_s
+                if each.current is None and now_s - each.since_s > most_s:
+                    each.close()
+
+    async def end(self, grace_s: float) -> None:
+        """Wait for the requests under way, `grace_s` at most, and close all connections."""
+        self.ends = True
+        under_way = [each.current for each in self.connections if each.current is not None]
+        for each in list(self.connections):
+            if each.current is None:
+                each.close()
+        if under_way:
+            await asyncio.wait(under_way, timeout=grace_s)
+        for left in range(10, -1, -1):
+            for each in list(self.connections):
+                if each.transport is not None and not (left and each.current is None):
+                    each.transport.abort()
+            if not self.connections:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.wait([*under_way, asyncio.ensure_future(asyncio.sleep(0))])
+
+
+@asynccontextmanager
+async def serving(
+    handle: Handle, *, host: str, port: int, body_bytes: int, head_s: float, grace_s: float
+) -> AsyncIterator[int]:
+    """Answer requests inside the block; yields the port, which is a free one for 0.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    server, loop = Server(handle, body_bytes=body_bytes), asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: Connection(server), host, port, backlog=BACKLOG)
+    closing = loop.create_task(server.close_silent(head_s))
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        closing.cancel()
+        listener.close()
+        await server.end(grace_s)

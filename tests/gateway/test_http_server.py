@@ -1,0 +1,273 @@
+"""The server alone: what requests may look like, and what clients may do to it."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.gateway.served import NO_AIOHTTP
+
+pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
+
+from heddle_gateway import http_server
+from heddle_gateway.http import Request, RequestError, Response, Stream
+from heddle_gateway.http_server import serving
+
+LIMIT = 100_000
+HEAD = b"Host: x\r\nContent-Type: application/json\r\n"
+
+
+class Server:
+    """Answers with what it was sent."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.asked: list[Request] = []
+        self.cancelled = 0
+        self.held = asyncio.Event()
+
+    async def __call__(self, request: Request) -> Response:
+        self.asked.append(request)
+        try:
+            return await self._answer(request)
+        except RequestError as error:
+            return Response(str(error).encode(), status=error.status)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def _answer(self, request: Request) -> Response:
+        if request.path == "/early":
+            return Response(b"no", status=401)
+        if request.path == "/held":
+            await self.held.wait()
+        body = await request.read(LIMIT, 0.3)
+        if request.path == "/stream":
+            stream = Stream(request, headers={"Content-Type": "text/plain"})
+            for piece in (b"one", b"two"):
+                await stream.begin(piece)
+            return stream
+        if request.path == "/large":
+            return Response(b"x" * (4 << 20))
+        return Response(f"{request.method} {request.target} ".encode() + body)
+
+    async def raw(self, *sent: bytes, until_closed: bool = False) -> bytes:
+        """Send some pieces, and return what comes until nothing more does."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        for piece in sent:
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        found = b""
+        try:
+            async with asyncio.timeout(20.0 if until_closed else 0.3):
+                while more := await reader.read(1 << 20):
+                    found += more
+        except TimeoutError:
+            assert not until_closed
+        writer.close()
+        return found
+
+
+@asynccontextmanager
+async def server(**options: Any) -> AsyncIterator[Server]:
+    made = Server(0)
+    given = {"host": "127.0.0.1", "port": 0, "body_bytes": LIMIT, "head_s": 60.0, "grace_s": 0.2}
+    async with asyncio.timeout(60.0), serving(made, **(given | options)) as made.port:
+        yield made
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def bodies(answer: bytes) -> list[bytes]:
+    """Bodies of answers with a length, in their order."""
+    found = []
+    while answer:
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        length = int(head.partition(b"Content-Length: ")[2].partition(b"\r\n")[0])
+        found.append(rest[:length])
+        answer = rest[length:]
+    return found
+
+
+def test_requests_that_come_before_their_answers_are_answered_in_their_order():
+    async def main() -> None:
+        async with server() as at:
+            sent = b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % n for n in range(50))
+            assert bodies(await at.raw(sent)) == [b"GET /%d " % n for n in range(50)]
+            one, *rest = b"POST /a HTTP/1.1\r\n" + HEAD + b"Content-Length: 2\r\n\r\nhi", sent
+            assert bodies(await at.raw(one[:-1], one[-1:] + rest[0]))[:2] == [
+                b"POST /a hi",
+                b"GET /0 ",
+            ]
+            at.asked.clear()
+            held = b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n"
+            assert await at.raw(held + sent) == b""
+            assert [each.path for each in at.asked] == ["/held"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_bodies_come_in_pieces_chunked_and_packed(chunked: bool, packed: bool):
+    async def main() -> None:
+        body = gzip.compress(b"hello") if packed else b"hello"
+        head = b"POST /a?b=c HTTP/1.1\r\n" + HEAD + b"Content-Encoding: gzip\r\n" * packed
+        if chunked:
+            sent = head + b"Transfer-Encoding: chunked\r\n\r\n"
+            sent += b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n"
+        else:
+            sent = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        async with server() as at:
+            assert bodies(await at.raw(sent)) == [b"POST /a?b=c hello"]
+            pieces = [sent[n : n + 9] for n in range(0, len(sent), 9)]
+            assert bodies(await at.raw(*pieces)) == [b"POST /a?b=c hello"]
+
+    run(main())
+
+
+def test_a_client_that_waits_for_leave_gets_it_and_one_whose_request_is_refused_does_not():
+    async def main() -> None:
+        async with server() as at:
+            head = HEAD + b"Content-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+            answer = await at.raw(b"POST /a HTTP/1.1\r\n" + head, b"hi")
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+            refused = await at.raw(b"POST /early HTTP/1.1\r\n" + head, until_closed=True)
+            assert refused.startswith(b"HTTP/1.1 401")
+            assert b"Connection: close" in refused
+
+    run(main())
+
+
+def test_old_and_odd_clients_are_answered():
+    async def main() -> None:
+        async with server() as at:
+            old = await at.raw(b"GET /stream HTTP/1.0\r\n\r\n", until_closed=True)
+            assert old.endswith(b"\r\n\r\nonetwo")
+            assert b"chunked" not in old
+            kept = await at.raw(b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            assert b"Connection: keep-alive" in kept
+            new = await at.raw(b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert new.endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+            for sent, asked in (
+                (b"GET http://x/a?b HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /a?b "),
+                (
+                    b"GET /a HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+                    b"GET /a ",
+                ),
+                (b"\r\n\r\nGET /%20 HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /%20 "),
+            ):
+                assert bodies(await at.raw(sent)) == [asked]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"".join(b"X-%d: y\r\n" % n for n in range(20_000)),
+        b"X: " + b"y" * 2 * http_server.HEAD_BYTES,
+        b"y" * 2 * http_server.HEAD_BYTES + b": x",
+    ],
+    ids=["many", "long", "long name"],
+)
+def test_heads_without_end_are_refused(head: bytes):
+    async def main() -> None:
+        async with server() as at:
+            pieces = [head[n : n + 10_000] for n in range(0, len(head), 10_000)]
+            answer = await at.raw(b"GET /a HTTP/1.1\r\n", *pieces, until_closed=True)
+            assert answer.startswith(b"HTTP/1.0 400 Bad Request")
+            assert not at.asked
+            # A connection may have any number of heads.
+            sent = b"GET /a HTTP/1.1\r\nX: " + b"y" * 1_000 + b"\r\n\r\n"
+            assert len(bodies(await at.raw(*[sent * 10] * 10))) == 100
+
+    run(main())
+
+
+def test_bodies_without_end_are_refused_while_they_come():
+    async def main() -> None:
+        async with server() as at:
+            head = b"POST /a HTTP/1.1\r\n" + HEAD
+            chunk = b"4000\r\n" + b"y" * 0x4000 + b"\r\n"
+            endless = [head + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 10]
+            assert (await at.raw(*endless)).startswith(b"HTTP/1.1 413")
+            said = await at.raw(head + b"Content-Length: 100001\r\n\r\n", *[b"y" * 20_000] * 5)
+            assert said.startswith(b"HTTP/1.1 413")
+            slow = await at.raw(head + b"Content-Length: 9\r\n\r\n", b"y")
+            assert slow == b"" or slow.startswith(b"HTTP/1.1 408")
+            cut = await at.raw(head + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n")
+            assert cut.startswith(b"HTTP/1.1 400")
+
+    run(main())
+
+
+def test_a_client_that_leaves_ends_its_request():
+    async def main() -> None:
+        async with server() as at:
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n")
+            while not at.asked:
+                await asyncio.sleep(0.001)
+            writer.transport.abort()
+            while not at.cancelled:
+                await asyncio.sleep(0.001)
+            assert at.asked[0].transport is None
+
+    run(main())
+
+
+def test_a_client_that_reads_slowly_holds_nobody_up_and_gets_everything():
+    async def main() -> None:
+        async with server() as at:
+            reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await asyncio.sleep(0.05)
+            assert bodies(await at.raw(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")) == [b"GET /a "]
+            assert len(bodies(await reader.read())[0]) == 4 << 20
+            writer.close()
+
+    run(main())
+
+
+def test_silent_connections_are_closed_and_those_with_a_request_stay(monkeypatch):
+    monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.4)
+
+    async def main() -> None:
+        async with server(head_s=0.1) as at:
+            held = asyncio.create_task(
+                at.raw(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=True)
+            )
+            assert await at.raw(b"", until_closed=True) == b""
+            assert await at.raw(b"GET /a HTT", until_closed=True) == b""
+            used = await at.raw(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\nGET", until_closed=True)
+            assert used.startswith(b"HTTP/1.1 200")
+            assert not held.done()
+            at.held.set()
+            assert (await held).startswith(b"HTTP/1.1 200")
+
+    run(main())
+
+
+def test_at_the_end_requests_under_way_are_answered_and_late_ones_cancelled():
+    async def main() -> None:
+        for answered in (True, False):
+            async with server() as at:
+                held = asyncio.create_task(
+                    at.raw(b"GET /held HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=True)
+                )
+                idle = asyncio.create_task(at.raw(b"", until_closed=True))
+                while not at.asked:
+                    await asyncio.sleep(0.001)
+                if answered:
+                    asyncio.get_running_loop().call_later(0.05, at.held.set)
+            assert (await held != b"") is answered
+            assert await idle == b""
+            assert at.cancelled == (not answered)
+
+    run(main())

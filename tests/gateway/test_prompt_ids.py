@@ -1,0 +1,63 @@
+"""Prompts that are read from where the last one of their session ended."""
+
+import json
+from array import array
+
+import pytest
+
+from heddle_gateway import prompt_ids
+from heddle_gateway.prompt_ids import PromptReader, split_body
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), None])
+def test_a_prompt_that_grows_is_read_as_one_that_is_read_whole(separators):
+    reader = PromptReader()
+    ids = [5, 70, 900, 2**32 - 1]
+    for longer in ([], [1], [12, 3], [123]):
+        ids = ids + longer
+        text = json.dumps(ids, separators=separators).encode()
+        found = reader.read("s", text)
+        assert found is not None
+        assert found.prompt_ids == array("I", ids)
+        assert found.prompt_json == text
+
+
+@pytest.mark.parametrize("text", [b"[5,70,9001]", b"[5,70]", b"[6,70,900,1]", b"[5,70,90,0]"])
+def test_a_prompt_that_is_another_is_read_anew(text: bytes):
+    reader = PromptReader()
+    reader.read("s", b"[5,70,900]")
+    for session in ("s", "t", ""):
+        found = reader.read(session, text)
+        assert found is not None
+        assert found.prompt_ids.tolist() == json.loads(text)
+
+
+@pytest.mark.parametrize("text", [b"[-1]", b"[1.5]", b"[true]", b"{}", b"[[1]]", b"[4294967296]"])
+@pytest.mark.parametrize("before", [b"[1]", b"[7,8]"])
+def test_what_is_no_list_of_ids_is_not_sent_on(text: bytes, before: bytes):
+    reader = PromptReader()
+    reader.read("s", before)
+    assert reader.read("s", text) is None
+    assert reader.read("s", before[:-1] + b"," + text + b"]") is None
+
+
+def test_prompts_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(prompt_ids, "KNOWN_BYTES", 100)
+    reader = PromptReader()
+    for n in range(50):
+        assert reader.read(f"s{n}", b"[1,2,3,4,5]") is not None
+    assert len(reader._known) == 5
+    assert reader._bytes == 100
+    for n in range(50):
+        assert reader.read("s", b"[" + b"1," * n + b"1]") is not None
+    assert reader._bytes == sum(2 * len(text) for text, _ in reader._known.values()) <= 100
+
+
+def test_only_the_ids_stay_json():
+    raw = b'{"token_ids": [1, 2], "model": "m", "sampling_params": {"stop": ["x"]}}'
+    body = split_body(raw)
+    assert body is not None
+    assert bytes(body.pop("token_ids")) == b"[1, 2]"
+    assert body == {"model": "m", "sampling_params": {"stop": ["x"]}}
+    for wrong in (b"", b"[]", b'{"token_ids": [1,]}', b'{"a": "\xff"}'):
+        assert split_body(wrong) is None
