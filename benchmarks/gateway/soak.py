@@ -44,6 +44,10 @@ async def _soaked(port: int, requests: int, sample: Callable[[int], None]) -> No
     for tenth in range(1, TENTHS + 1):
         await closed_loop_of(to, connections, requests // TENTHS)
         sample(tenth)
+    for each in connections:
+        if each.transport is not None:
+            each.transport.close()
+    await asyncio.sleep(0.05)
 
 
 def soak(
