@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
+from weakref import WeakMethod
 
 import msgspec
 
@@ -47,7 +48,8 @@ class EngineEvents:
         """Output tokens up to each event."""
         self.begun = 0
         """How often an engine began to answer from the start."""
-        self._notify = notify
+        # A step and its events in a cycle would keep the ids of thousands of ended steps.
+        self._notify = WeakMethod(notify)
 
     @property
     def tokens(self) -> int:
@@ -65,7 +67,8 @@ class EngineEvents:
         brought = sum(len(choice.get("token_ids") or ()) for choice in found.get("choices", ()))
         self._tokens.append(self.tokens + brought)
         self.events.append(found)
-        self._notify()
+        if (notify := self._notify()) is not None:
+            notify()
 
     def revoke(self, kept: int) -> None:
         """Drop the events from the first one on that has more than `kept` tokens."""
