@@ -149,6 +149,7 @@ class GatewayAgent(ClientAgent):
                 attempts=step.attempts,
                 adapter=step.adapter,
                 name=step.name,
+                trace=step.trace,
                 prompt_json=b"" if self._kept else step.prompt_json,
             ),
         )

@@ -6,11 +6,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
+from weakref import WeakMethod
 
 import msgspec
 
 from heddle_gateway.errors import ApiError
-from heddle_runtime.generation import GenerationEnd, Relay, Rendered, StepAttempts
+from heddle_runtime.generation import GenerationEnd, Relay, Rendered, StepAttempts, TraceContext
 from heddle_runtime.sampling import INTERNAL_FIELDS
 
 _EXACT: Final = INTERNAL_FIELDS | frozenset(
@@ -26,6 +27,8 @@ _EXACT: Final = INTERNAL_FIELDS | frozenset(
 
 _UNEQUAL: Final = frozenset({"stream", "stream_options", "request_id", "user", "metadata"})
 """Fields of a body in which equal requests may differ."""
+
+_NO_TRACE: Final = TraceContext()
 
 
 def exactly_resumable(sampling: Mapping[str, Any]) -> bool:
@@ -45,7 +48,8 @@ class EngineEvents:
         """Output tokens up to each event."""
         self.begun = 0
         """How often an engine began to answer from the start."""
-        self._notify = notify
+        # A step and its events in a cycle would keep the ids of thousands of ended steps.
+        self._notify = WeakMethod(notify)
 
     @property
     def tokens(self) -> int:
@@ -63,7 +67,8 @@ class EngineEvents:
         brought = sum(len(choice.get("token_ids") or ()) for choice in found.get("choices", ()))
         self._tokens.append(self.tokens + brought)
         self.events.append(found)
-        self._notify()
+        if (notify := self._notify()) is not None:
+            notify()
 
     def revoke(self, kept: int) -> None:
         """Drop the events from the first one on that has more than `kept` tokens."""
@@ -78,6 +83,10 @@ class ClientStep:
     """Output tokens whose ids only the client has, at the end."""
     first_s: float | None = None
     """When its first token came, of `time.monotonic`."""
+    ended_s: float | None = None
+    """When it ended, of `time.monotonic`."""
+    traced = False
+    """Whether its span was made."""
     trajectory = ""
     """That it is a step of, once it is submitted."""
     clients = 0
@@ -102,6 +111,7 @@ class ClientStep:
         adapter: str = "",
         tenant: str = "",
         name: str = "",
+        trace: TraceContext = _NO_TRACE,
     ) -> None:
         """`has_text`: whether its clients get a text, which may name a tool. With `body`, an engine
         may answer the request itself; `counts_tokens` as in `Relay`. `deadline_s`: when it ends
@@ -109,6 +119,7 @@ class ClientStep:
         `name` is the client's id of its request.
         """
         self.adapter, self.tenant, self.name = adapter, tenant, name
+        self.trace, self.made_s = trace, time.monotonic()
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
         self.relayed = EngineEvents(self._notify)
@@ -287,6 +298,8 @@ class ClientStep:
         ended = []
         if self.over:
             ended, self.prompt_json = self._for_end, b""
+            if self.ended_s is None:
+                self.ended_s = time.monotonic()
         for waiter in (*self._for_tokens, *ended):
             if not waiter.done():
                 waiter.set_result(True)

@@ -233,7 +233,7 @@ async def livez(front: Front, request: Request) -> Response:
 
 
 async def drain(front: Front, request: Request) -> Response:
-    """``POST /drain``: no more sessions, and the end once no step is under way."""
+    """``POST /drain``: no more steps, and the end once no step is under way."""
     steps = len(list(front.gateway.sessions.under_way))
     front.end()
     return json_response({"status": "draining", "steps": steps})

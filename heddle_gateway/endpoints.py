@@ -33,7 +33,7 @@ from heddle_gateway.openai_api import (
     text_field,
 )
 from heddle_gateway.prompt_ids import split_body
-from heddle_runtime.generation import Rendered, RenderError
+from heddle_runtime.generation import Rendered, RenderError, trace_context
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, MESSAGES, RESPONSES
 
 PASSED_ON: Final = (
@@ -96,6 +96,7 @@ async def _checked(front: Front, request: Request, endpoint: str, body: dict[str
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
     samples = samples_of(body.get("sampling_params") or {} if endpoint == GENERATE else body)
     named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
+    trace, traces = trace_context(request.headers.get("traceparent", "")), front.traces
     make = partial(
         new_step,
         name=named,
@@ -117,7 +118,8 @@ async def _checked(front: Front, request: Request, endpoint: str, body: dict[str
                 prompt.sampling = sample(rendered.sampling, number)
             else:
                 one, prompt = each, rendered
-            steps.append((one, prompt, make(endpoint, one, prompt, sample=number)))
+            mine = traces.of_step(trace) if traces is not None else trace
+            steps.append((one, prompt, make(endpoint, one, prompt, sample=number, trace=mine)))
     return _Checked(body, named, who, model, samples, steps)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,9 @@ from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
+
+if TYPE_CHECKING:
+    from heddle_gateway.traces import Traces
 
 Handler: TypeAlias = Callable[["Front", Request], Awaitable[Response]]
 """Answers a request to a path."""
@@ -108,6 +111,7 @@ class Front:
     """Reads again what may change while it runs; returns what could not be taken over."""
     tenants: Tenants = field(default_factory=Tenants)
     access_log: AccessLog | None = None
+    traces: "Traces | None" = None
     others: Mapping[str, Endpoint] = field(default_factory=dict)
     """Servers of further models, by the names that requests give."""
     metrics: Metrics = field(default_factory=Metrics)
@@ -297,6 +301,8 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
         finally:
             if front.access_log is not None and access != "open":
                 front.access_log.write(request, path, status, began_s)
+            if front.traces is not None and access != "open":
+                front.traces.write(request, path, status, began_s)
             metrics.open -= 1
             metrics.answered(path, status)
 

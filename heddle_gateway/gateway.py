@@ -65,11 +65,10 @@ class Gateway:
         self._engine_wait_s, self._on_note = engine_wait_s, on_note
         self._engineless_since_s: float | None = self._loop.time()
         self._paused_since_s: float | None = None
-        self._paused_s = 0.0
+        self._paused_s, self._weights_version = 0.0, 0
         self.pauses = 0
         """Calls of `pause` so far."""
         self._started = self._closing = self._draining = False
-        self._weights_version = 0
         self._void_version: int | None = None
         """Version to announce at the end of the pause; None: KV is as it was."""
         self._rollouts: dict[RolloutId, int | None] = {}
@@ -93,6 +92,7 @@ class Gateway:
             admit=self._admit,
             cancel=self._cancel,
             begin_tool=lambda trajectory, tool: self.driver.begin_tool(trajectory, tool),
+            check_open=self._check_open,
             abort_dispatch=lambda trajectory: self.driver.abort_step(trajectory),
             make_agent=make_agent,
             saved=saved,
@@ -135,7 +135,7 @@ class Gateway:
             self.driver.close()
 
     async def drain(self, limit_s: float) -> None:
-        """Begin no more sessions, and wait until no step is under way, `limit_s` at most."""
+        """Begin no more steps, and wait until no step is under way, `limit_s` at most."""
         self._draining = True
         until_s = self._loop.time() + limit_s
         while any(self.sessions.under_way) and self._loop.time() < until_s:
@@ -195,9 +195,11 @@ class Gateway:
             self.sessions.abort(step, reason)
         return len(steps)
 
-    def _admit(self, agent: GatewayAgent) -> None:
+    def _check_open(self) -> None:
         if self._draining:
-            raise unavailable("the gateway is ending, and begins no more sessions")
+            raise unavailable("the gateway is ending, and begins no more steps")
+
+    def _admit(self, agent: GatewayAgent) -> None:
         rollout = next(reversed(self._rollouts), None)
         if rollout is None:
             raise unavailable("no rollout is open")

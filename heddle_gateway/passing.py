@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from heddle_gateway.errors import unavailable
+from heddle_gateway.errors import ApiError, unavailable
 from heddle_gateway.http import Request, Response, Stream
 from heddle_runtime.vllm_http.connections import BrokenError
 from heddle_runtime.vllm_http.endpoint import Endpoint, reason_of
+from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 _OURS: Final = frozenset(
     {
@@ -17,6 +18,15 @@ _OURS: Final = frozenset(
 )
 """Headers between two neighbours only: keys of clients reach no other server."""
 
+NO_TENANTS: Final = (
+    "is a gateway, which cannot tell the tenants of serve.keys apart: give the URL of a vllm serve"
+)
+
+
+def is_gateway(headers: Mapping[str, str]) -> bool:
+    """Whether a Heddle gateway sent an answer."""
+    return any(name.lower() == GATEWAY_HEADER for name in headers)
+
 
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OURS}
@@ -26,12 +36,15 @@ async def passed(request: Request, raw: bytes, endpoint: Endpoint) -> Response:
     """Send a request on, and its answer back as it comes.
 
     Raises:
-        ApiError: the other server cannot be reached, or broke off before its answer.
+        ApiError: the other server cannot be reached, broke off before its answer, or is a gateway
+            that cannot tell tenants apart.
     """
     response: Stream | None = None
     call = endpoint.open(request.method, request.target, raw, _kept(request.headers))
     try:
         async with call as answer:
+            if request.tenant and is_gateway(answer.headers):
+                raise ApiError(502, f"the server of this model {NO_TENANTS}", kind="server_error")
             response = Stream(request, status=answer.status, headers=_kept(answer.headers))
             await response.begin()
             while data := await answer.some():

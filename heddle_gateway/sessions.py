@@ -64,6 +64,7 @@ class ClientSessions:
         cancel: Callable[[TrajectoryId, str], None],
         begin_tool: Callable[[TrajectoryId, str], None],
         abort_dispatch: Callable[[TrajectoryId], None],
+        check_open: Callable[[], None] = lambda: None,
         make_agent: Callable[..., GatewayAgent] = GatewayAgent,
         saved: SavedState | None = None,
         url_of: Callable[[str], str] = lambda engine: "",
@@ -72,10 +73,11 @@ class ClientSessions:
         """`now` gives seconds; `soon` makes a call after the current one; `admit` gives a
         trajectory to the driver, `cancel` ends one there, for a reason, and `begin_tool` names the
         tool that a step ended in. `abort_dispatch` ends what runs on an engine, tokens kept.
+        `check_open` raises where no step may begin any more.
         `saved` has what earlier gateways knew, `url_of` and `engine_at` the URLs of engines.
         """
         self._saved, self._url_of, self._engine_at = saved, url_of, engine_at
-        self._make_agent = make_agent
+        self._make_agent, self._check_open = make_agent, check_open
         self._limits = limits
         self._now, self._call_soon, self._admit, self._cancel = now, soon, admit, cancel
         self._begin_tool, self._abort_dispatch = begin_tool, abort_dispatch
@@ -146,6 +148,7 @@ class ClientSessions:
         saved = self._saved if known is None and who.session else None
         if saved is not None and saved.restore(who.session, step):
             return step
+        self._check_open()
         agent = self._waiting_agent(who, step, has_reply)
         if agent is not None:
             self._of[agent.id][0].ends |= who.final

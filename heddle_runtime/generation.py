@@ -4,9 +4,10 @@ A gateway's agents send the one as `StepRequest.payload` and get the other as `S
 """
 
 import asyncio
+import re
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -56,6 +57,27 @@ class StepAttempts(msgspec.Struct, kw_only=True):
     """Whether the latest engine could be connected, so that the step may be why it died."""
 
 
+class TraceContext(msgspec.Struct, frozen=True):
+    """Which trace a call belongs to (https://www.w3.org/TR/trace-context)."""
+
+    trace_id: str = ""
+    """"": the trace of the trajectory."""
+    span_id: str = ""
+    """"": each call has one of its own."""
+    flags: str = "01"
+
+
+_TRACEPARENT: Final = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+
+
+def trace_context(header: str) -> TraceContext:
+    """Read `traceparent`; one that is none says nothing."""
+    found = _TRACEPARENT.fullmatch(header) if header else None
+    return TraceContext(*found.groups()) if found else TraceContext()
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are to be sampled."""
 
@@ -81,6 +103,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """The LoRA adapter that it is for; only engines that list it can run it."""
     name: str = ""
     """The client's id of its request: ids of calls of engines begin with it."""
+    trace: TraceContext = TraceContext()
     prompt_json: bytes = b""
     """The step's whole prompt as JSON, where it is known."""
 

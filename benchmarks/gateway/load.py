@@ -174,6 +174,21 @@ async def closed_loop(to: Address, *, concurrency: int, for_s: float) -> Latenci
     return found
 
 
+async def closed_loop_of(to: Address, connections: list[Connection], requests: int) -> None:
+    """Send so many requests or a few more, whole sessions, each client after its last answer."""
+    left = requests
+
+    async def client(connection: Connection) -> None:
+        nonlocal left
+        for session, step in _steps():
+            if left <= 0 and step == 0:
+                return
+            left -= 1
+            await _answered(connection, to.request(session, step))
+
+    await asyncio.gather(*map(client, connections))
+
+
 async def open_loop(to: Address, *, per_s: float, for_s: float, seed: int) -> Latencies:
     """Send at exponential intervals whatever has been answered, sessions in rotation.
 

@@ -37,6 +37,7 @@ EXAMPLES: Final[Mapping[str, Sequence[str]]] = {
     ),
     "serve": (
         "heddle serve --engine fake",
+        "heddle serve check --worker http://node1:8000",
         "heddle serve --worker http://node1:8000 --policy heddle",
         "heddle serve --engine vllm --model-dir models/mine --policy heddle",
     ),

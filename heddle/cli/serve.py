@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click.exceptions import Exit
 
+from heddle.cli.errors import BAD_INPUT
 from heddle.cli.options import served, take_config
 from heddle.config_error import ConfigError
 
@@ -21,6 +23,7 @@ ENGINE = click.Choice(["vllm", "http", "fake"])
 
 
 @click.command()
+@click.argument("only", metavar="[check]", required=False, type=click.Choice(["check"]))
 @click.option("--policy", default=None, help="PRESET[+PART...] or package.module:factory [heddle]")
 @click.option(
     "--engine",
@@ -54,6 +57,7 @@ ENGINE = click.Choice(["vllm", "http", "fake"])
 @click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output")
 @served
 def serve(
+    only: str | None,
     settings: tuple[str, ...],
     policy: str | None,
     engine: str | None,
@@ -73,6 +77,9 @@ def serve(
     Keys of others are in the environment, so that no file has them: HEDDLE_ENGINE_KEY is sent to
     the engines of --worker; who has HEDDLE_ADMIN_KEY may add engines and control them from another
     machine. [serve] names the model, and says how clients are treated.
+
+    `heddle serve check`, with the same options and keys, starts nothing: it prints a line for each
+    engine, file and setting that the gateway needs, and ends with status 2 if one is wrong.
     """
     engine = engine or ("http" if urls else None)
     _check_options(engine, urls, engines)
@@ -80,7 +87,6 @@ def serve(
 
     from heddle.cli.show import run_summary, show_lateness
     from heddle.gateway.serve import serve as serve_clients
-    from heddle_gateway.front import MOST_OPEN
 
     own = {name: options.pop(name) for name in _OWN}
     model_dir = own.pop("model_dir")
@@ -101,6 +107,9 @@ def serve(
     config, text = read()
     _check_engine(config)
     gateway = replace(_gateway(config, urls, url_tps, own), read_again=lambda: read()[0])
+    if only is not None:
+        _show_checks(config, gateway, as_json=as_json)
+        return
 
     def listening(url: str, path: Path) -> None:
         if as_json:
@@ -108,21 +117,45 @@ def serve(
         else:
             click.echo(f"listening on {url}/v1, policy {config.policy.preset}; run in {path}")
 
-    def note(text: str) -> None:
-        click.echo(f"Note: {text}", err=True)
-
-    if (most := gateway.front.max_open) < MOST_OPEN:
-        note(f"{most:,} requests at once (serve.max_open, ulimit -Hn); more get status 429")
-    if gateway.front.open_to_all:
-        note("serve.open_to_all: every client that can connect may use it and control its engines")
+    _note_limits(gateway)
     result = serve_clients(
-        config, gateway, out=out, config_text=text, on_note=note, on_listening=listening
+        config, gateway, out=out, config_text=text, on_note=_note, on_listening=listening
     )
     show_lateness(str(result.path), result.summary)
     if as_json:
         click.echo(json.dumps({"run": str(result.path), **result.summary}, allow_nan=False))
     else:
         run_summary(result, None)
+
+
+def _note(text: str) -> None:
+    click.echo(f"Note: {text}", err=True)
+
+
+def _note_limits(gateway: "GatewayConfig") -> None:
+    from heddle_gateway.front import MOST_OPEN
+
+    if (most := gateway.front.max_open) < MOST_OPEN:
+        _note(f"{most:,} requests at once (serve.max_open, ulimit -Hn); more get status 429")
+    if gateway.front.open_to_all:
+        _note("serve.open_to_all: every client that can connect may use it and control its engines")
+
+
+def _show_checks(config: "RunConfig", gateway: "GatewayConfig", *, as_json: bool) -> None:
+    """Print what would fail.
+
+    Raises:
+        Exit: something would.
+    """
+    from heddle.gateway.checks import checks
+
+    found = checks(config, gateway)
+    for each in found:
+        line = {"ok": each.ok, "what": each.what, "said": each.said}
+        mark = "ok   " if each.ok else "wrong"
+        click.echo(json.dumps(line) if as_json else f"{mark}  {each.what}: {each.said}")
+    if not all(each.ok for each in found):
+        raise Exit(BAD_INPUT)
 
 
 def _url_tps(urls: tuple[str, ...], tps: str | None) -> tuple[int, ...]:

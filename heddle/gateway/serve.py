@@ -1,6 +1,7 @@
 """`heddle serve`: a gateway on the engines of a run, with a run directory."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -8,33 +9,30 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
-from heddle.config_files import ConfigError
 from heddle.cost.gpu_use import GpuUse
 from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
 from heddle.epochs.file import EpochLog
 from heddle.garbage import seldom_collected
-from heddle.gateway.arrivals import with_arrivals
-from heddle.gateway.config import GatewayConfig, check, check_address, other_models
+from heddle.gateway.config import GatewayConfig, check_address, other_models
 from heddle.gateway.reload import Reload
+from heddle.gateway.setup import prepared
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
-from heddle.setup import RunSetup, prepare
+from heddle.setup import RunSetup
 from heddle.signals import StopSignals
 from heddle.simulation import RunResult, opened_run
-from heddle.workload import Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_gateway.access import AccessLog
 from heddle_gateway.agent import GatewayAgent
-from heddle_gateway.app import listening, raise_file_limit
+from heddle_gateway.app import listening
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError
-from heddle_gateway.fake_engines import CONTEXT_TOKENS, FakeControl, WordRenderer, fake_agents
+from heddle_gateway.fake_engines import FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
@@ -45,21 +43,19 @@ from heddle_gateway.tenants import Tenants
 from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
-from heddle_runtime.vllm.checks import read_model
 from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
-from heddle_trace.schema import Trace
 
-TRACE = "gateway"
-"""In place of the trace's name: what trajectories do is up to the clients."""
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json")
-"""Files of a model's folder, any of which is a tokenizer."""
+if TYPE_CHECKING:
+    from heddle_gateway.traces import Traces
+
 COLLECT_EVERY = 50_000
 """New objects between two collections of garbage: HTTP makes some cycles."""
-MOST_RESTARTS = 1_000_000
 _SECRET = ("--api-key",)
+_OTLP = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+"""Variables of OpenTelemetry's SDK: where spans go."""
 
 
 class GatewayFailedError(RuntimeError):
@@ -87,22 +83,10 @@ def serve(
         OSError: the address cannot be used, or the run directory cannot be written.
         GatewayFailedError: the renderer did not start, or an engine's URL cannot be used.
     """
-    check(config, gateway)
-    given = config = with_arrivals(config)
-    context_tokens = _context_tokens(config)
-    if config.runtime.launcher == "ray" and config.runtime.engine == "vllm":
-        # Started on the nodes, they are engines by URL.
-        config = replace(config, runtime=replace(config.runtime, engine="http"))
-        gateway = replace(gateway, engine_tps=config.cluster.mix)
-    tp = gateway.engine_tp or config.cluster.tp
-    gateway = replace(gateway, engine_tp=tp)
-    config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
-    raise_file_limit(gateway.front.max_open)
-    largest = min(context_tokens, 1 << 20)
-    work = Workload(trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=largest)
-    setup = prepare(config, workload=work)
+    setup, gateway, context_tokens = prepared(config, gateway)
     asyncio.run(check_address(gateway.host, gateway.port))
-    with ray_engines(given, largest, options=config.serve.render_options) as started:
+    largest, options = setup.workload.largest_tokens, config.serve.render_options
+    with ray_engines(config, largest, options=options) as started:
         if started is not None:
             gateway = replace(
                 gateway, engine_urls=started.urls, engine_tps=started.tps, engine_key=started.key
@@ -146,38 +130,6 @@ def _serve_on(
         return opened.finished(lateness, gpu_s=served.use.gpu_s if joined else None)
 
 
-def with_tokenizer(config: RunConfig) -> RunConfig:
-    """The same with vLLM's tokenizer if the model has one: clients may set stop strings."""
-    runtime = config.runtime
-    folder = Path(runtime.model_dir)
-    found = runtime.engine == "vllm" and any((folder / name).exists() for name in _TOKENIZERS)
-    return replace(config, runtime=replace(runtime, tokenizer=True)) if found else config
-
-
-def _with_engines_that_join(config: RunConfig, tps: Sequence[int]) -> RunConfig:
-    """The same for engines by URL: they are no part of a plan, and have any TP degree.
-
-    Raises:
-        ConfigError: the profile has none of `tps`.
-    """
-    if config.runtime.engine != "http":
-        return config
-    cluster = replace(config.cluster, mix=(), tp_choices=None)
-    profile = load_profiles(cluster).classes[0].profile
-    for tp in (tp for tp in tps if tp not in profile.tps):
-        raise ConfigError(
-            f"--tp {tp}: the profile of {profile.model} on {profile.gpu} has TP "
-            f"{', '.join(map(str, profile.tps))}: give one of these, or a profile that has it"
-        )
-    if not cluster.pool:
-        gpus = max(profile.tps) * cluster.attention_dp
-        cluster = replace(cluster, gpus=gpus, tp=min(profile.tps), tp_choices=tuple(profile.tps))
-    # Those that others started come back by themselves, however often they fail.
-    cluster = replace(cluster, restarts=MOST_RESTARTS)
-    policy = replace(config.policy, preset=f"{config.policy.preset}+given+keep_engines")
-    return replace(config, cluster=cluster, policy=policy)
-
-
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's event loop where it is installed; None: asyncio's own."""
     if find_spec("uvloop") is None:
@@ -185,16 +137,6 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     import uvloop
 
     return uvloop.new_event_loop
-
-
-def _context_tokens(config: RunConfig) -> int:
-    """The longest context: as configured, as the model has it, or as engines will say."""
-    runtime = config.runtime
-    if runtime.max_context is not None:
-        return runtime.max_context
-    if runtime.engine == "vllm":
-        return read_model(runtime.model_dir, weights=False).max_context
-    return CONTEXT_TOKENS if runtime.engine == "fake" else 1 << 20
 
 
 def _facts(setup: RunSetup, gateway: GatewayConfig, started: RayEngines | None) -> dict[str, Any]:
@@ -271,12 +213,7 @@ class _Served:
                 report_delay_s=stack.report_delay_s,
                 make_agent=agents,
             )
-            front = Front(gateway=gateway, model=self._model, settings=config.front)
-            if serve.keys:
-                front.tenants = Tenants(Path(serve.keys))
-            if serve.access_log:
-                front.access_log = AccessLog(Path(serve.access_log))
-                rest.callback(front.access_log.close)
+            front = self._front(gateway, rest)
             serving = loop.create_task(gateway.run())
             closing: list[asyncio.Task[None]] = []
             reloads: list[asyncio.Task[Sequence[str]]] = []
@@ -315,6 +252,33 @@ class _Served:
                 raise KeyboardInterrupt
             serving.result()
             return stack.clock.lateness
+
+    def _front(self, gateway: Gateway, rest: AsyncExitStack) -> Front:
+        serve = self._setup.config.serve
+        front = Front(gateway=gateway, model=self._model, settings=self._config.front)
+        front.traces = self._traces(rest)
+        if serve.keys:
+            front.tenants = Tenants(Path(serve.keys))
+        if serve.access_log:
+            front.access_log = AccessLog(Path(serve.access_log))
+            rest.callback(front.access_log.close)
+        return front
+
+    def _traces(self, rest: AsyncExitStack) -> "Traces | None":
+        """Spans, if the environment of OpenTelemetry's SDK says where they go."""
+        named = next((name for name in _OTLP if os.environ.get(name)), "")
+        if not named:
+            return None
+        try:
+            from heddle_gateway.traces import Traces
+
+            traces = Traces()
+        except ModuleNotFoundError as error:
+            remedy = f"{error.name} is not installed: pip install 'heddle-rl[traces]'"
+            self._on_note(f"{named}: no spans are sent: {remedy}")
+            return None
+        rest.push_async_callback(asyncio.to_thread, traces.close)
+        return traces
 
     def _saved(self, rest: AsyncExitStack) -> SavedState | None:
         """Open the file of state, if one is named."""

@@ -18,6 +18,7 @@ from heddle_runtime.generation import (
     GenerationEnd,
     Refusal,
     StepAttempts,
+    TraceContext,
     report_tokens,
 )
 from heddle_runtime.sampling import checked_sampling
@@ -42,6 +43,11 @@ _FINISHES: dict[str, FinishReason] = {
     "tool_calls": "stop",
     "function_call": "stop",
 }
+
+
+def trace_of(trajectory: str) -> str:
+    """Return the trace of a trajectory whose client names none."""
+    return blake2b(trajectory.encode(), digest_size=16, key=_TRACES).hexdigest()
 
 
 class HttpStep:
@@ -130,12 +136,11 @@ class HttpStep:
 
     @property
     def trace_headers(self) -> dict[str, str]:
-        """Its client's name for it, where no body has that, and W3C trace context: a trajectory is
-        a trace (https://www.w3.org/TR/trace-context).
-        """
-        trace = blake2b(self.trajectory.encode(), digest_size=16, key=_TRACES).hexdigest()
+        """Its client's name for it, where no body has that, and W3C trace context."""
+        given = self.payload.trace if self.payload is not None else TraceContext()
+        trace, span = given.trace_id or trace_of(self.trajectory), given.span_id or self.span
         named = {"X-Request-Id": self.id} if self.forwarded and "-" in self.id else {}
-        return {"traceparent": f"00-{trace}-{self.span}-01", **named}
+        return {"traceparent": f"00-{trace}-{span}-{given.flags}", **named}
 
     @property
     def streams(self) -> bool:

@@ -26,7 +26,8 @@ pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'h
 
 # Both import aiohttp.
 from heddle.gateway.config import GatewayConfig
-from heddle.gateway.serve import serve, with_tokenizer
+from heddle.gateway.serve import serve
+from heddle.gateway.setup import with_tokenizer
 from heddle_gateway.front import FrontSettings
 
 FAST = ("--engine", "fake", "--set", "runtime.time_scale=0.01")
@@ -232,7 +233,7 @@ def test_the_length_of_made_up_generations_and_the_name_of_the_model_are_options
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("trace.jsonl",), "Got unexpected extra argument"),
+        (("trace.jsonl",), "'trace.jsonl' is not 'check'"),
         (("--engine", "http", "--engines", "2"), "as many as there are. Leave it out"),
         (("--engine", "http", "--tp", "3"), "has TP 1, 2, 4, 8"),
         (("--engine", "http", "--tp", "0"), "--tp 0"),

@@ -22,7 +22,7 @@ BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 
 import bench_gateway  # noqa: E402
-from gateway import load, mock_engine, prompts, routers  # noqa: E402
+from gateway import load, mock_engine, prompts, routers, soak  # noqa: E402
 
 sys.path.remove(BENCHMARKS)  # it has a folder named verl
 
@@ -202,3 +202,13 @@ def test_environments_without_peers_are_named(tmp_path: Path):
     found, missing = routers.find_peers([])
     assert not found
     assert missing == list(routers.VERSIONS)
+
+
+@pytest.mark.parametrize("requests", [2_000, pytest.param(1_000_000, marks=pytest.mark.soak)])
+def test_memory_is_flat_after_the_first_tenth(requests: int):
+    """1,000,000 requests are 125,000 sessions; a few are only to show that the script works."""
+    lines: list[str] = []
+    found = soak.soak(requests, policy="heddle", core=0, load_core=0, on_line=lines.append)
+    assert len(lines) == len(found) == soak.TENTHS
+    assert min(found) > 20.0
+    assert requests == 2_000 or soak.growth(found) <= soak.MOST_GROWTH

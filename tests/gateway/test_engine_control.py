@@ -144,7 +144,7 @@ def idle(load: Any) -> bool:
 def test_the_calls_that_vime_makes_of_its_router(prefix: str):
     """Registration, samples, an abort at the listed URLs until they are idle, and removal.
 
-    The calls and their order are those of vime's `vllm_rollout.py` and `server_control.py`.
+    The calls and their order are those of `vllm_rollout.py` and `server_control.py` at 052693a8.
     """
 
     async def main() -> None:

@@ -48,6 +48,7 @@ class Registered:
 
     def __init__(self, bench: Bench, servers: list[FakeVllm], url: str, http: Any) -> None:
         self.bench, self.servers, self.url, self.http = bench, servers, url, http
+        self.front: Any = None
         self.engines: Any = None
         """The engines as the gateway registers them."""
 
@@ -124,7 +125,7 @@ async def registered(
             aiohttp.ClientSession() as http,
         ):
             found = Registered(bench, running, f"http://127.0.0.1:{port}", http)
-            found.engines = front.engine_urls
+            found.front, found.engines = front, front.engine_urls
             for server in running[:servers]:
                 status, answer = await found.add(server.url)
                 assert status == 200, answer

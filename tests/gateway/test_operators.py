@@ -41,9 +41,13 @@ def test_a_gateway_that_drains_is_alive_and_not_ready_and_ends_what_has_begun():
             assert (await http("GET", "/readyz"))[0] == 503
             status, error = await http("POST", GENERATE, IDS, X_Session_ID="new")
             assert (status, "Retry-After" in http.headers) == (503, True), error
+            again = asyncio.create_task(http.post(GENERATE, body, X_Session_ID="old"))
             assert len((await going)["choices"][0]["token_ids"]) == 60
+            assert (await again)["choices"] == (await going)["choices"]
             await draining
-            await http.post(GENERATE, {"token_ids": [20] * 90, **IDS}, X_Session_ID="old")
+            # A next step would hold the end up: the gateway that comes then takes it.
+            later = {**IDS, "token_ids": [20] * 90}
+            assert (await http("POST", GENERATE, later, X_Session_ID="old"))[0] == 503
 
     run(main())
 
@@ -131,6 +135,13 @@ def test_metrics_have_the_times_of_steps_by_engine_and_the_dashboard_asks_for_no
     assert count["heddle_decision_seconds_count"] > 6
     engines = {s.labels["engine"] for s in samples if s.name.endswith("first_token_seconds_sum")}
     assert engines <= {"e0", "e1"}
+
+    page = (DASHBOARD.parents[1] / "serve.md").read_text()
+    _, found, rest = page.partition("## Run book\n")
+    assert found
+    of_metrics = {name.removeprefix("heddle_") for name in names_in(text)}
+    for name in re.findall(r"`([a-z_]{5,}[a-z])`", rest.partition("\n## ")[0]):
+        assert {name, f"{name}_sum"} & of_metrics or name == "rate_limit", name
 
     board = json.loads(DASHBOARD.read_text())
     panels = board["panels"]

@@ -1,11 +1,13 @@
 """Text over engines that answer requests: each word once, whatever happens to engines."""
 
 import asyncio
+import gc
 import json
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -367,3 +369,16 @@ def test_tokens_that_are_not_made_again_alike_are_void(again: list[int]):
             await reading
 
     asyncio.run(main())
+
+
+def test_an_ended_step_is_freed_without_the_collector():
+    gc.disable()
+    try:
+        step = ClientStep(CHAT, Rendered(prompt_ids=array("I", [1])), max_tokens=4, body={})
+        step.relayed.take({"choices": [{"token_ids": [2]}]})
+        assert step.news == 1
+        left = ref(step)
+        del step
+        assert left() is None
+    finally:
+        gc.enable()

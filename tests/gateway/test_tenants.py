@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from heddle_core.events import StepFinished, TrajectoryArrived
-from tests.gateway.served import NO_AIOHTTP, run
+from tests.gateway.served import NO_AIOHTTP, run, served
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 from heddle_gateway.access import AccessLog
 from heddle_gateway.errors import ApiError
 from heddle_gateway.tenants import Tenant, Tenants, TenantsError, read_tenants
+from heddle_runtime.vllm_http.connections import Connections
+from heddle_runtime.vllm_http.endpoint import Endpoint
 from tests.gateway.test_http import CHAT, IDS, Client, client
 
 GENERATE = "/inference/v1/generate"
@@ -222,5 +224,20 @@ def test_no_tenant_ends_a_session_at_the_server_of_another_model(tmp_path: Path)
                 "POST", "/finish_session?session_id=s", {}, Authorization="Bearer anna"
             )
             assert (status, said["finished"]) == (200, False)
+
+    run(main())
+
+
+def test_an_answer_of_another_gateway_is_not_passed_to_a_tenant(tmp_path: Path):
+    async def main() -> None:
+        async with (
+            served() as other,
+            tenants(tmp_path, ann="") as http,
+            Connections() as connections,
+        ):
+            http.bench.front.others = {"big": Endpoint(other.url, connections)}
+            status, said = await ask(http, "ann", model="big")
+            assert status == 502
+            assert "cannot tell the tenants" in said["error"]["message"]
 
     run(main())

@@ -64,6 +64,8 @@ class FakeVllm:
     scripted = True
     """Rendering returns two ids and 16 tokens whatever the body says, and derendering one text.
     Otherwise they do what vLLM does."""
+    template = True
+    """Whether its model has a chat template."""
     iterations = iteration_tokens = 0
     """As `/metrics` counts them: an iteration here has one token, or one prompt."""
     kv_tokens = 0
@@ -202,6 +204,9 @@ class FakeVllm:
         guarded = request.path.startswith(("/v1", "/inference"))
         if guarded and self.key and self.keys[-1] != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
+        if request.path == CHAT and not self.template:
+            error = {"message": "no chat template", "type": "BadRequestError", "code": 400}
+            return web.json_response({"error": error}, status=400)
         response: web.StreamResponse = await handler(request)
         if not response.prepared:
             response.headers.update(self.headers)
