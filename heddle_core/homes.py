@@ -88,7 +88,7 @@ class PlannedHomes:
         """Preempt the next step of `engine` whose planned home is another engine."""
         if (engine.accepting and not self._homes) or engine.preempting or engine.recalled:
             return
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             return  # its steps are short, and move to other homes as they end
         for t in engine.running.values():
             if t.phase == "running" and (not engine.accepting or self.can_move(t)):

@@ -74,7 +74,7 @@ class Queues:
         if not policy.predictor.served:
             self._ledger.estimate(t, policy.predictor.remaining_tokens(t))
         t.reserved_tokens = 1
-        if not engine.shape.prefills_only:
+        if not engine.prefills_only:
             t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
         priority = policy.scheduler.priority(t, t.remaining_tokens)
         self._ledger.enqueue(t, engine, priority + TIER * t.tier if t.tier else priority)
@@ -103,7 +103,7 @@ class Queues:
                     )
                 )
             head = engine.head()
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             return
         if may_preempt and head is not None and self._policy.scheduler.preemptive:
             # One at a time: another Preempt before the first took effect would evict a whole batch.
@@ -134,7 +134,7 @@ class Queues:
                 step=t.step,
                 engine=engine.id,
                 priority=t.priority,
-                max_tokens=1 if engine.shape.prefills_only else self._chunk_tokens,
+                max_tokens=1 if engine.prefills_only else self._chunk_tokens,
                 cause=out.cause,
             )
         )

@@ -43,8 +43,17 @@ class Calendar:
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or now if that is past."""
-        now_s = self.now_s
-        self._add(time_s if time_s > now_s else now_s, act, args)
+        if not time_s > self.now_s:
+            time_s = self.now_s
+        call = (time_s, next(self.numbers), act, args)
+        bucket = int(time_s / BUCKET_S) if time_s < 1e15 else LAST_BUCKET
+        if bucket <= self._bucket:
+            heappush(self._near, call)
+        elif bucket in self._far:
+            self._far[bucket].append(call)
+        else:
+            self._far[bucket] = [call]
+            heappush(self._far_buckets, bucket)
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed.
@@ -54,7 +63,7 @@ class Calendar:
         """
         if not delay_s >= 0.0:
             raise ValueError(f"a call cannot be delayed by {delay_s} s")
-        self._add(self.now_s + delay_s, act, args)
+        self.call_at(self.now_s + delay_s, act, *args)
 
     def freeze(self) -> None:
         """Make engine starts take no time."""
@@ -88,19 +97,6 @@ class Calendar:
             time_s, _, act, args = heappop(near)
             self.now_s = time_s
             act(*args)
-
-    def _add(self, time_s: float, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        call = (time_s, next(self.numbers), act, args)
-        bucket = int(time_s / BUCKET_S) if time_s < 1e15 else LAST_BUCKET
-        if bucket <= self._bucket:
-            heappush(self._near, call)
-            return
-        calls = self._far.get(bucket)
-        if calls is None:
-            self._far[bucket] = [call]
-            heappush(self._far_buckets, bucket)
-        else:
-            calls.append(call)
 
     def _advance(self) -> bool:
         """Make the calls of the next bucket the near ones; return whether there were any."""
