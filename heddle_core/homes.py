@@ -67,7 +67,7 @@ class PlannedHomes:
 
     def choose(self, t: Trajectory) -> Engine | None:
         """Return the planned home of `t`, or the policy's choice; None: it waits."""
-        planned = self.pop(t) if self.can_move(t) else None
+        planned = self.pop(t) if self._homes and self.can_move(t) else None
         return planned if planned is not None else self._queues.choose(t)
 
     def pull_members(self, engine: Engine, out: CommandList) -> None:

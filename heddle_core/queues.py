@@ -51,13 +51,15 @@ class Queues:
 
     def run_at(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
-        self.backlog.pop(t.id, None)
+        if self.backlog:
+            self.backlog.pop(t.id, None)
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
         if t.context_tokens >= engine.kv_capacity_tokens:
             self._cancel(t, engine, out)
             return
-        self._ledger.set_home(t, engine.id)
+        if t.home != engine.id:
+            self._ledger.set_home(t, engine.id)
         first = self._prefill.engine_for(t, engine) or engine
         self.enqueue(t, first)
         self.fill(first, out, may_preempt=True)
@@ -86,7 +88,8 @@ class Queues:
         ledger = self._ledger
         head = engine.head()
         while head is not None and engine.fits(head):
-            source = self._prefill.source(head, engine)
+            away = head.prefills_on is not None or head.prefilled_on is not None
+            source = self._prefill.source(head, engine) if away else None
             if source is None:
                 ledger.start(head, engine)
                 self._dispatch(head, engine, out)
