@@ -51,8 +51,7 @@ class Queues:
 
     def run_at(self, t: Trajectory, engine: Engine, out: CommandList) -> None:
         """Queue a runnable trajectory at `engine`, or at the largest if it fits nowhere else."""
-        if self.backlog:
-            self.backlog.pop(t.id, None)
+        self.backlog.pop(t.id, None)
         if t.context_tokens >= engine.kv_capacity_tokens:
             engine = max(self._ledger.engines, key=lambda e: e.kv_capacity_tokens)
         if t.context_tokens >= engine.kv_capacity_tokens:

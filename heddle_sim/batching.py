@@ -234,12 +234,11 @@ class ContinuousBatch:
     def _withdraw(self, request: Request, *, keep: bool = False) -> None:
         """Take a step out of the batch; its whole blocks become prefix cache, or are kept."""
         block_size = self._block_size
-        drafted, held = self._drafted, 0
+        held = 0
         if request.finish >= 0:
-            if drafted is not None:
-                held = drafted.held(request)
             kv_tokens = self.decoding.leave(request)
-            if drafted is not None:
+            if self._drafted is not None:
+                held = request.held
                 self.decoded_tokens += request.made_tokens - request.joined_tokens
         else:
             kv_tokens = request.computed_tokens

@@ -92,9 +92,7 @@ class Calendar:
     def run(self, stop: Sequence[object] = ()) -> None:
         """Make calls before `limit_s` until `stop` has an item or none is left."""
         added = self._added
-        while not stop:
-            if not (self._near or added or self._advance()):
-                return
+        while not stop and (self._near or added or self._advance()):
             near = self._near
             from_added = added and not (near and near[-1] < added[0])
             call = added[0] if from_added else near[-1]
