@@ -111,7 +111,8 @@ class Controller:
 
     def handle(self, event: Event) -> tuple[Command, ...]:
         """Take one event in; return the commands it causes."""
-        self.ledger.advance(event.time_s)
+        if event.time_s != self.ledger.now_s:
+            self.ledger.advance(event.time_s)
         out = CommandList()
         out.cause = self._events
         self._events += 1
@@ -121,10 +122,13 @@ class Controller:
     @property
     def deadline_s(self) -> float | None:
         """A driver delivers a `Tick` no later than this."""
-        due_s = self._arrivals_due_s
-        for other_s in (self._retention.next_s, self._review_due_s):
-            if other_s is not None and (due_s is None or other_s < due_s):
-                due_s = other_s
+        due_s, review_s = self._arrivals_due_s, self._review_due_s
+        if review_s is not None and (due_s is None or review_s < due_s):
+            due_s = review_s
+        if self._retention.ends:
+            next_s = self._retention.next_s
+            if next_s is not None and (due_s is None or next_s < due_s):
+                due_s = next_s
         return due_s
 
     @property
@@ -167,7 +171,7 @@ class Controller:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
         self.ledger.move(t, "tool")
-        if self.policy.admission.keeps_kv and not engine.shape.prefills_only:
+        if self.policy.admission.keeps_kv and not engine.prefills_only:
             t.keep_until_s = math.inf
             self.ledger.park(t, engine)
         for observe in self._hooks.observe_step:
@@ -179,7 +183,7 @@ class Controller:
     def _on_step_preempted(self, e: StepPreempted, out: CommandList) -> None:
         t, engine = self.ledger.running(e.trajectory, e.step, e.engine)
         self.ledger.end_run(t, engine, e.output_tokens)
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             self._prefill_ended(t, engine, e, out)
         elif engine.accepting and not self._homes.can_move(t) and not self._hooks.chunk_tokens:
             self._queues.enqueue(t, engine)
@@ -628,7 +632,7 @@ class Controller:
             made = dict(e.salvaged)
             self._withdraw_pulling(engine)
             lost = list(engine.running.values())
-            prefills = engine.shape.prefills_only
+            prefills = engine.prefills_only
             for t in lost:
                 self.ledger.end_run(t, engine, made.get(t.id, 0))
                 self.ledger.hold(t, at_home=prefills)
@@ -647,7 +651,7 @@ class Controller:
         waiting = sorted(engine.waiting(), key=lambda t: t.ticket)
         for t in waiting:
             self.ledger.unqueue(t, engine)
-            self.ledger.hold(t, at_home=engine.shape.prefills_only)
+            self.ledger.hold(t, at_home=engine.prefills_only)
         return waiting
 
     def _abandon_homes(self, engine: Engine) -> None:

@@ -36,10 +36,14 @@ class Engine:
     reported_kv_used_tokens: int = 0
     queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
     """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
+    prefills_only: bool = False
     place: int = 0
     """Its place among the engines that accept work."""
     load_changed: bool = False
     """Whether `in_flight` has changed since the ledger last looked for the fewest."""
+
+    def __post_init__(self) -> None:
+        self.prefills_only = self.shape.prefills_only
 
     @property
     def running_steps(self) -> int:

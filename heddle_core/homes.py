@@ -67,7 +67,7 @@ class PlannedHomes:
 
     def choose(self, t: Trajectory) -> Engine | None:
         """Return the planned home of `t`, or the policy's choice; None: it waits."""
-        planned = self.pop(t) if self.can_move(t) else None
+        planned = self.pop(t) if self._homes and self.can_move(t) else None
         return planned if planned is not None else self._queues.choose(t)
 
     def pull_members(self, engine: Engine, out: CommandList) -> None:
@@ -88,7 +88,7 @@ class PlannedHomes:
         """Preempt the next step of `engine` whose planned home is another engine."""
         if (engine.accepting and not self._homes) or engine.preempting or engine.recalled:
             return
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             return  # its steps are short, and move to other homes as they end
         for t in engine.running.values():
             if t.phase == "running" and (not engine.accepting or self.can_move(t)):

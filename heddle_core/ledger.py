@@ -42,6 +42,8 @@ class Ledger:
         """Engines that only prefill and accept work, in that order too."""
         self.held: dict[TrajectoryId, Trajectory] = {}
         """Trajectories without a home that wait for one, in order of arrival."""
+        self.ended_s = 0.0
+        """When the last trajectory so far ended."""
         self.most_running = 0
         """The most steps that any engine has run at once."""
         self._tickets = 0
@@ -87,8 +89,8 @@ class Ledger:
         self, trajectory: TrajectoryId, step: int, engine: EngineId
     ) -> tuple[Trajectory, Engine]:
         """Return a trajectory and the engine its `step` runs on; refuses if it runs elsewhere."""
-        t = self.trajectory(trajectory)
-        if t.phase not in RUNNING or t.engine != engine or t.step != step:
+        t = self.trajectories.get(trajectory) or self.trajectory(trajectory)
+        if t.phase not in RUNNING or (t.prefills_on or t.home) != engine or t.step != step:
             raise LedgerError(
                 f"step {step} of {t.id!r} ended on engine {engine!r}, but the trajectory is "
                 f"{t.phase} in step {t.step} at engine {t.engine!r}"
@@ -97,7 +99,7 @@ class Ledger:
 
     def in_tool(self, trajectory: TrajectoryId, step: int) -> Trajectory:
         """Return a trajectory whose `step` ended in a tool call; refuses any other."""
-        t = self.trajectory(trajectory)
+        t = self.trajectories.get(trajectory) or self.trajectory(trajectory)
         if t.phase != "tool" or t.step != step:
             raise LedgerError(
                 f"the tool of step {step} of {t.id!r} reports, but the trajectory is {t.phase} "
@@ -114,7 +116,7 @@ class Ledger:
             loads = self._loads = Tournament(self.engines, [e.in_flight for e in self.engines])
         else:
             for engine in self._changed:
-                if engine.accepting and not engine.shape.prefills_only:
+                if engine.accepting and not engine.prefills_only:
                     loads.change(engine.place, engine.in_flight)
         for engine in self._changed:
             engine.load_changed = False
@@ -139,7 +141,7 @@ class Ledger:
         if engine.id in self.known_engines:
             raise LedgerError(f"engine {engine.id!r} is ready twice")
         self.known_engines[engine.id] = engine
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             self.prefill_engines.append(engine)
             return
         self.engines.append(engine)
@@ -154,7 +156,7 @@ class Ledger:
         """No new work goes to `engine`; what runs there may end."""
         if engine.accepting:
             engine.accepting = False
-            if engine.shape.prefills_only:
+            if engine.prefills_only:
                 self.prefill_engines.remove(engine)
                 return
             self.engines.remove(engine)
@@ -223,7 +225,7 @@ class Ledger:
             self.held.pop(t.id, None)
             self.move(t, "queued")
             self._count(engine, 1)
-            if engine.shape.prefills_only:
+            if engine.prefills_only:
                 self._begin_prefill(t, engine)
         self._tickets += 1
         t.ticket = self._tickets
@@ -293,7 +295,7 @@ class Ledger:
             self._end_prefill(t, engine)
         elif output_tokens:
             t.home_kv_tokens = t.context_tokens
-        self.estimate(t, max(0.0, t.remaining_tokens - output_tokens))
+        t.remaining_tokens = max(0.0, t.remaining_tokens - output_tokens)
 
     def begin_preemption(self, t: Trajectory, engine: Engine) -> None:
         """A Preempt is under way."""
@@ -313,6 +315,7 @@ class Ledger:
         self.held.pop(t.id, None)
         self.set_home(t, None)
         self.move(t, "finished")
+        self.ended_s = self.now_s
         del self.trajectories[t.id]
         self.ended[t.id] = t
         self.release(t)
@@ -366,7 +369,7 @@ class Ledger:
             assert e.parked_kv_tokens == parked[e.id], f"{e.id} miscounts parked KV"
             assert e.preempting == sum(t.phase == "preempting" for t in e.running.values())
             assert e.preempting <= 1, f"{e.id} has more than one preemption under way"
-            place = self.prefill_engines if e.shape.prefills_only else self.engines
+            place = self.prefill_engines if e.prefills_only else self.engines
             assert (e in place) == e.accepting, f"{e.id} accepting disagrees"
             assert e.alive or not (e.accepting or e.in_flight), f"{e.id} is dead and has work"
         if self.engines:

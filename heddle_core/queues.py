@@ -57,7 +57,8 @@ class Queues:
         if t.context_tokens >= engine.kv_capacity_tokens:
             self._cancel(t, engine, out)
             return
-        self._ledger.set_home(t, engine.id)
+        if t.home != engine.id:
+            self._ledger.set_home(t, engine.id)
         first = self._prefill.engine_for(t, engine) or engine
         self.enqueue(t, first)
         self.fill(first, out, may_preempt=True)
@@ -74,7 +75,7 @@ class Queues:
         if not policy.predictor.served:
             self._ledger.estimate(t, policy.predictor.remaining_tokens(t))
         t.reserved_tokens = 1
-        if not engine.shape.prefills_only:
+        if not engine.prefills_only:
             t.reserved_tokens = policy.admission.reserve_tokens(t, t.remaining_tokens)
         priority = policy.scheduler.priority(t, t.remaining_tokens)
         self._ledger.enqueue(t, engine, priority + TIER * t.tier if t.tier else priority)
@@ -86,7 +87,8 @@ class Queues:
         ledger = self._ledger
         head = engine.head()
         while head is not None and engine.fits(head):
-            source = self._prefill.source(head, engine)
+            away = head.prefills_on is not None or head.prefilled_on is not None
+            source = self._prefill.source(head, engine) if away else None
             if source is None:
                 ledger.start(head, engine)
                 self._dispatch(head, engine, out)
@@ -103,7 +105,7 @@ class Queues:
                     )
                 )
             head = engine.head()
-        if engine.shape.prefills_only:
+        if engine.prefills_only:
             return
         if may_preempt and head is not None and self._policy.scheduler.preemptive:
             # One at a time: another Preempt before the first took effect would evict a whole batch.
@@ -134,7 +136,7 @@ class Queues:
                 step=t.step,
                 engine=engine.id,
                 priority=t.priority,
-                max_tokens=1 if engine.shape.prefills_only else self._chunk_tokens,
+                max_tokens=1 if engine.prefills_only else self._chunk_tokens,
                 cause=out.cause,
             )
         )

@@ -12,18 +12,18 @@ class Retention:
     """Trajectories by the time until which their KV is kept."""
 
     def __init__(self) -> None:
-        self._ends: list[tuple[float, int, int, Trajectory]] = []
+        self.ends: list[tuple[float, int, int, Trajectory]] = []
         """Heap of (time_s, arrival, step, trajectory); stale entries are skipped."""
 
     def keep(self, t: Trajectory, until_s: float) -> None:
         """Keep the KV of `t`, which is in a tool, until then."""
         t.keep_until_s = until_s
-        heappush(self._ends, (until_s, t.arrival, t.step, t))
+        heappush(self.ends, (until_s, t.arrival, t.step, t))
 
     @property
     def next_s(self) -> float | None:
         """The earliest end of those whose tool still runs."""
-        ends = self._ends
+        ends = self.ends
         while ends and not _waits(ends[0]):
             heappop(ends)
         return ends[0][0] if ends else None
@@ -32,7 +32,7 @@ class Retention:
         """Remove and return those whose time is over, by their ends."""
         found = []
         while (next_s := self.next_s) is not None and next_s <= now_s:
-            found.append(heappop(self._ends)[3])
+            found.append(heappop(self.ends)[3])
         return found
 
 

@@ -14,7 +14,6 @@ from mypy_extensions import mypyc_attr
 
 from heddle_core.commands import (
     Cancel,
-    Command,
     Dispatch,
     Migrate,
     Predict,
@@ -422,7 +421,9 @@ class Driver:
             handle, events = self._core.handle, self._events
             while True:
                 for command in handle(event):
-                    self._execute(command)
+                    if not self._interrupted or isinstance(command, Cancel):
+                        self._handlers[type(command)](command)
+                    # Else every trajectory is about to be cancelled, which ends the command.
                 if not events:
                     break
                 event = events.popleft()
@@ -440,11 +441,6 @@ class Driver:
             self._become_idle()
         elif not self._tools.active:
             self._check_soon()
-
-    def _execute(self, command: Command) -> None:
-        if self._interrupted and not isinstance(command, Cancel):
-            return  # every trajectory is about to be cancelled, which ends the command
-        self._handlers[type(command)](command)
 
     def _stop(self, command: StopEngine) -> None:
         """Stop an engine; its dispatches that a pause holds back have not begun, and end."""

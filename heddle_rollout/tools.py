@@ -112,8 +112,9 @@ class ToolPool:
 
     def tool_returned(self, trajectory: TrajectoryId, answer: ToolAnswer) -> None:
         del self.active[trajectory]
-        # The call that has waited longest begins before the listener can request another.
-        self._begin_next(trajectory)
+        if self._waiting or self._held:
+            # The call that has waited longest begins before the listener can request another.
+            self._begin_next(trajectory)
         self._listener.tool_returned(trajectory, answer)
 
     def tool_failed(self, trajectory: TrajectoryId, error: BaseException) -> None:

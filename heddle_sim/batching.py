@@ -234,15 +234,16 @@ class ContinuousBatch:
     def _withdraw(self, request: Request, *, keep: bool = False) -> None:
         """Take a step out of the batch; its whole blocks become prefix cache, or are kept."""
         block_size = self._block_size
+        held = 0
         if request.finish >= 0:
-            self.used_blocks -= self.decoding.held(request)
             kv_tokens = self.decoding.leave(request)
             if self._drafted is not None:
+                held = request.held
                 self.decoded_tokens += request.made_tokens - request.joined_tokens
         else:
             kv_tokens = request.computed_tokens
-            self.used_blocks -= -(-kv_tokens // block_size)
             self._partial = None
+        self.used_blocks -= held or -(-kv_tokens // block_size)
         self.running_steps -= 1
         if self._prefix_caching and request.epoch == self._epoch:
             if keep:

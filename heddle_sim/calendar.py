@@ -1,12 +1,12 @@
 """The calls that a simulation has scheduled, in the order in which they are due.
 
 A run has a call under way for every tool and every engine. One heap of them all costs a comparison
-with cold memory per level; so only the calls of the nearest `BUCKET_S` are in a heap, and later
-ones in unordered buckets of that length.
+with cold memory per level; so only calls of the nearest `BUCKET_S` are in order: a sorted list of
+those known as it began, and a heap of those added since. Later ones are in unordered buckets.
 """
 
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from typing import Any, Final, TypeAlias
@@ -34,7 +34,9 @@ class Calendar:
         self.limit_s = inf
         """`run` leaves calls from this time on to its caller."""
         self._near: list[_Call] = []
-        """Heap of the calls of `_bucket` and of those before it."""
+        """Calls that `_bucket` had at its begin, the next one last."""
+        self._added: list[_Call] = []
+        """Heap of those that were added to it since, or to buckets before it."""
         self._bucket = 0
         self._far: dict[int, list[_Call]] = {}
         """Later calls by bucket."""
@@ -43,8 +45,17 @@ class Calendar:
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` at `time_s`, or now if that is past."""
-        now_s = self.now_s
-        self._add(time_s if time_s > now_s else now_s, act, args)
+        if not time_s > self.now_s:
+            time_s = self.now_s
+        call = (time_s, next(self.numbers), act, args)
+        bucket = int(time_s / BUCKET_S) if time_s < 1e15 else LAST_BUCKET
+        if bucket <= self._bucket:
+            heappush(self._added, call)
+        elif bucket in self._far:
+            self._far[bucket].append(call)
+        else:
+            self._far[bucket] = [call]
+            heappush(self._far_buckets, bucket)
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
         """Call `act` once `delay_s` have passed.
@@ -54,7 +65,7 @@ class Calendar:
         """
         if not delay_s >= 0.0:
             raise ValueError(f"a call cannot be delayed by {delay_s} s")
-        self._add(self.now_s + delay_s, act, args)
+        self.call_at(self.now_s + delay_s, act, *args)
 
     def freeze(self) -> None:
         """Make engine starts take no time."""
@@ -66,41 +77,34 @@ class Calendar:
 
     def peek(self) -> tuple[float, int]:
         """Time and number of the next call; infinite when there is none."""
-        if self._near or self._advance():
-            first = self._near[0]
-            return first[0], first[1]
-        return inf, 0
+        if not (self._near or self._added or self._advance()):
+            return inf, 0
+        return min([*self._near[-1:], *self._added[:1]])[:2]
 
     def step(self) -> None:
         """Make the next call. There must be one."""
-        time_s, _, act, args = heappop(self._near)
+        near, added = self._near, self._added
+        from_added = added and not (near and near[-1] < added[0])
+        time_s, _, act, args = heappop(added) if from_added else near.pop()
         self.now_s = time_s
         act(*args)
 
     def run(self, stop: Sequence[object] = ()) -> None:
         """Make calls before `limit_s` until `stop` has an item or none is left."""
-        while not stop:
-            if not (self._near or self._advance()):
-                return
+        added = self._added
+        while not stop and (self._near or added or self._advance()):
             near = self._near
-            if near[0][0] >= self.limit_s:
+            from_added = added and not (near and near[-1] < added[0])
+            call = added[0] if from_added else near[-1]
+            time_s = call[0]
+            if time_s >= self.limit_s:
                 return
-            time_s, _, act, args = heappop(near)
+            if from_added:
+                heappop(added)
+            else:
+                near.pop()
             self.now_s = time_s
-            act(*args)
-
-    def _add(self, time_s: float, act: Callable[..., None], args: tuple[Any, ...]) -> None:
-        call = (time_s, next(self.numbers), act, args)
-        bucket = int(time_s / BUCKET_S) if time_s < 1e15 else LAST_BUCKET
-        if bucket <= self._bucket:
-            heappush(self._near, call)
-            return
-        calls = self._far.get(bucket)
-        if calls is None:
-            self._far[bucket] = [call]
-            heappush(self._far_buckets, bucket)
-        else:
-            calls.append(call)
+            call[2](*call[3])
 
     def _advance(self) -> bool:
         """Make the calls of the next bucket the near ones; return whether there were any."""
@@ -108,5 +112,5 @@ class Calendar:
             return False
         self._bucket = heappop(self._far_buckets)
         self._near = self._far.pop(self._bucket)
-        heapify(self._near)
+        self._near.sort(reverse=True)
         return True

@@ -241,7 +241,8 @@ class DraftedBatch(DecodeBatch):
         """Take a request out, its token count brought up to date; returns its tokens of KV."""
         place = self._requests.index(request, bisect_left(self._ends, -request.finish))
         del self._requests[place], self._ends[place]
-        self._total_held -= self.held(request)
+        request.held = self.held(request)
+        self._total_held -= request.held
         self._due_of = (-1, 0)
         self.first_end = -self._ends[-1] if self._ends else NEVER
         request.made_tokens = self.made(request, self.iterations)

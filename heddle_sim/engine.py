@@ -372,7 +372,7 @@ class SimEngine:
     def _wake_after(self, delay_s: float) -> None:
         clock = self._clock
         self._wake_s = clock.now_s + delay_s
-        clock.call_after(delay_s, self._on_wake)
+        clock.call_at(self._wake_s, self._on_wake)
 
     def _begun(self) -> int:
         """Iterations under way that have begun, the one that runs included."""
@@ -434,7 +434,7 @@ class SimEngine:
             self._state = _LEAPING
             self._since_s = now
             self._wake_s = now + duration_s
-            self._clock.call_after(duration_s, self._on_wake)
+            self._clock.call_at(self._wake_s, self._on_wake)
         else:
             self._state = _IDLE
             self._wake_s = -1.0

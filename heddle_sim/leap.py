@@ -115,10 +115,6 @@ class DecodeBatch:
         """Tokens that a request has made when so many iterations of the engine are over."""
         return request.offset_tokens + iterations - request.prompt_tokens
 
-    def held(self, request: Request) -> int:
-        """Blocks that a request holds."""
-        return -(-(request.offset_tokens + self.iterations - 1) // self._block_size)
-
     def blocks_needed(self, request: Request) -> int:
         """Blocks that the request takes in the next iteration."""
         new = (request.offset_tokens + self.iterations - 1) % self._block_size == 0

@@ -54,6 +54,19 @@ class Request:
     per token. `drafts` says what `offset_tokens` is where it makes more.
     """
 
+    # Set as it begins to decode, where steps have drafts.
+    draw: float
+    """How lucky this one is, of the normal distribution."""
+    held: int
+    """Its blocks, when the engine had done `held_at` iterations."""
+    held_at: int
+    samples: int
+    """Other samples of its prompt that had ended a step when it began."""
+    joined_tokens: int
+    """Tokens that it had made when it began to decode."""
+    rate: int
+    """By how much it advances in an iteration, as `offset_tokens`."""
+
     __slots__ = (
         "admitted_s",
         "cached_tokens",
@@ -106,17 +119,6 @@ class Request:
         self.cached_tokens = 0
         self.recomputes = 0
         self.finish = -1
-        self.draw = 0.0
-        """Where steps have drafts: how lucky this one is, of the normal distribution."""
-        self.held = 0
-        """The same: its blocks, when the engine had done `held_at` iterations."""
-        self.held_at = 0
-        self.samples = 0
-        """The same: other samples of its prompt that had ended a step when it began."""
-        self.joined_tokens = 0
-        """The same: tokens that it had made when it began to decode."""
-        self.rate = 1
-        """The same: by how much it advances in an iteration, as `offset_tokens`."""
         self.offset_tokens = 0
         self.order = 0
         self.epoch = 0

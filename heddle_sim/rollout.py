@@ -1,6 +1,7 @@
 """Runs recorded trajectories against a core in simulated time."""
 
 from collections.abc import Callable, Sequence
+from math import inf, nextafter
 from typing import Any
 
 from simpy.core import EmptySchedule
@@ -88,25 +89,34 @@ class Simulation(World):
         self.driver = self.driver_of(core, on_idle=self.stop)
         self.driver.start()
 
-    def run(self) -> None:
-        """Let time pass until no rollout is open.
+    def run(self, stop_s: float = inf) -> bool:
+        """Let time pass until no rollout is open, or more than `stop_s`. Returns whether none is.
 
         Raises:
             StuckError: nothing is left to happen before that.
         """
+        if stop_s < inf:
+            self.clock.call_at(nextafter(stop_s, inf), self.stop)
         self.run_while(
-            lambda: self.driver.open_rollouts,
+            lambda: self.driver.open_rollouts and self.clock.now_s <= stop_s,
             lambda: (
                 f"these rollouts are open: {', '.join(self.driver.open_rollouts)}. Admit their "
                 "agents, or close them"
             ),
         )
+        return not self.driver.open_rollouts
 
 
 def simulate_rollout(
-    scripts: Sequence[TrajectoryScript], core: Core, config: SimulationConfig
-) -> None:
+    scripts: Sequence[TrajectoryScript],
+    core: Core,
+    config: SimulationConfig,
+    *,
+    stop_s: float = inf,
+) -> bool:
     """Run one rollout of `scripts` under `core`; the first of them arrives at 0 s.
+
+    Returns whether it ended; False where it was stopped after `stop_s`.
 
     Raises:
         StuckError: nothing is left to happen before all trajectories are finished.
@@ -118,4 +128,4 @@ def simulate_rollout(
     first_arrival_s = min((script.arrival_s for script in scripts), default=0.0)
     for script in scripts:
         driver.admit(ScriptedAgent(script, simulation.clock, first_arrival_s=first_arrival_s))
-    simulation.run()
+    return simulation.run(stop_s)

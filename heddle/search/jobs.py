@@ -11,11 +11,15 @@ from heddle.loops.config import LoopConfig
 from heddle.loops.setup import prepare_loop
 from heddle.loops.splits import on_loop
 from heddle.search.draws import drawn
-from heddle.search.makespan import PassedError, simulated
+from heddle.search.makespan import simulated
 from heddle.search.race import CUT, FEWEST, MOST, NEVER, TRAJECTORIES, Job, OnRound, Race
 from heddle.setup import Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.events import Trained
+
+
+class PassedError(Exception):
+    """A loop has passed the time that it had to beat."""
 
 
 def race_of(

@@ -84,6 +84,10 @@ class TailModel:
         self._kv_capacity = np.array([float(by_shape[s].kv_capacity_tokens) for s in shapes])
         self._max_running = max_running
         self._all = np.arange(len(work))
+        # Of each trajectory at its home: row of the tables, time alone, and work.
+        self._rows = self._row[self.homes]
+        self._solo_here = self._solo[self._rows, self._all]
+        self._own_here = self._own[self._rows, self._all]
         self.ends = np.zeros(len(work))
         for engine in range(len(shapes)):
             self._end_at_home(engine)
@@ -108,9 +112,7 @@ class TailModel:
 
     def ends_at(self, i: int) -> FloatArray:
         """Estimated end of `i` on each engine, others where they are."""
-        rows = self._row[self.homes]
-        both = np.maximum(self._solo[rows, i], self._solo[rows, self._all])
-        share = self._own[rows, self._all] / both
+        share = self._own_here / np.maximum(self._solo[:, i][self._rows], self._solo_here)
         share[i] = 0.0
         load = np.bincount(self.homes + 1, share, len(self._row) + 1)[1:]
         solo = self._solo[self._row, i]
@@ -125,6 +127,8 @@ class TailModel:
             self.ends -= np.where(self.homes == self.homes[i], delays, 0.0)
         self.ends += np.where(self.homes == engine, delays, 0.0)
         self.homes[i] = engine
+        self._rows[i] = row = self._row[engine]
+        self._solo_here[i], self._own_here[i] = self._solo[row, i], self._own[row, i]
         self.ends[i] = self.ends_at(i)[engine]
 
     def assign_unplaced(self) -> None:
@@ -155,7 +159,7 @@ class TailModel:
         output = work.output_tokens
         appended, prefill = work.appended_tokens / output, work.prefill_tokens / output
         tool_s = work.tool_s / output
-        row = self._row[self.homes]
+        row = self._rows
         restore_s = np.where(self.homes != self._origins, self._restore[row, self._all], 0.0)
         restoring_s = np.bincount(self.homes, restore_s, engines)
         step_s = np.maximum(seconds - restoring_s, 0.0)[self.homes] / _STEPS
@@ -179,10 +183,9 @@ class TailModel:
 
     def _delays(self, i: int) -> FloatArray:
         """By how much `i` delays each other trajectory, if their homes are or were the same."""
-        rows = self._row[self.homes]
-        solo = self._solo[rows, self._all]
-        both = np.maximum(solo, self._solo[rows, i])
-        delays: FloatArray = (solo - self.work.tool_s) * self._own[rows, i] / both
+        both = np.maximum(self._solo_here, self._solo[:, i][self._rows])
+        alone_s = self._solo_here - self.work.tool_s
+        delays: FloatArray = alone_s * self._own[:, i][self._rows] / both
         delays[i] = 0.0
         return delays
 

@@ -32,8 +32,11 @@ class RecentDurations:
         One of the durations, or 0 where waiting is never worth it.
         """
         best_s, most = 0.0, 0.0
+        count = len(self.ordered)
         for within, seconds in enumerate(self.ordered, start=1):
-            worth = within / len(self.ordered) * benefit_s - seconds
+            if benefit_s - seconds <= most:
+                break  # longer ones are worth less
+            worth = within / count * benefit_s - seconds
             if worth > most:
                 best_s, most = seconds, worth
         return best_s
