@@ -77,8 +77,8 @@ class ClusterConfig:
     engine: Literal["vllm", "sglang"] = "vllm"
     """Engine whose scheduler, limits and times count."""
     engine_version: str = ""
-    """Release whose host time counts, or the nearest that was measured; empty: the newest of vLLM,
-    the mean over those of SGLang."""
+    """Release whose host time counts, or the nearest that was measured; empty: the newest, of
+    SGLang the mean."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""

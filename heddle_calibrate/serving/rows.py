@@ -7,7 +7,10 @@ from itertools import product
 from pathlib import Path
 
 from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.missing_layouts import with_layouts
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.roofline.profile import impossible
 from heddle_calibrate.serving.limits import Limits, limits, recipe_of, usual_tokens
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.model_names import known_model
@@ -263,6 +266,10 @@ def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> 
         laid = replace(own, expert_parallel=spread, attention_dp=row.dp)
         if row.rank_tp in laid.tps:
             return laid
+    model, gpu = shape_of(found), GPU_CLASSES.get(row.gpu)
+    shape = replace(found, expert_parallel=False, attention_dp=row.dp).shape(row.rank_tp)
+    why = impossible(model, shape, gpu) if model is not None and gpu is not None else ""
     return (
         f"the profile of {named} on {row.gpu} has no table at TP {row.rank_tp} with {row.dp} ranks"
+        + (f": {why}" if why else "")
     )
