@@ -277,7 +277,6 @@ def serve_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
 def launch_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
     """Options of `sglang.launch_server` for an engine, beside its model and host."""
     shape = engine.shape
-    options = (option.split() for option in sglang_options(plan, shape))
     return [
         *("--served-model-name", plan.profiles.model),
         *("--port", str(engine.port)),
@@ -286,11 +285,7 @@ def launch_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
         *(("--ep-size", str(shape.ep)) if shape.ep > 1 else ()),
         *("--max-running-requests", str(plan.cluster.max_running)),
         *("--chunked-prefill-size", str(batched_tokens(plan, shape.gpu))),
-        *(
-            f"--{word.removeprefix('--sglang-')}" if i == 0 else word
-            for pair in options
-            for i, word in enumerate(pair)
-        ),
+        *(word for each in sglang_options(plan, shape, "--") for word in each.split()),
     ]
 
 

@@ -101,8 +101,7 @@ class _Replay:
     sums: _Sums = _NONE
     step: int = 0
     """Iterations that decoded."""
-    turn: int = 0
-    """Iterations."""
+    iterations: int = 0
     unseen: int = 0
     """Iterations since the engine looked at requests that came."""
     context: int = 0
@@ -180,7 +179,7 @@ class _Replay:
         batch = len(self.decoding)
         n = self.ends[0][0] - self.step
         if self.coming:
-            due = max(self.coming[0][0] - self.turn, self.clients.receive_every - self.unseen)
+            due = max(self.coming[0][0] - self.iterations, self.clients.receive_every - self.unseen)
             n = min(n, max(1, due))
         return max(1, min(n, self.free() // batch + 1))
 
@@ -199,7 +198,7 @@ class _Replay:
         each = -(-batch // dp)
         self.sums = (a + decode, b + prefill, c + n, d + n * each, e + len(chunks) / dp)
         self.step += 0 if alone else n
-        self.turn += n
+        self.iterations += n
         self.unseen = self.clients.receive_every if alone else self.unseen + n
         self.context += n * batch
 
@@ -207,7 +206,7 @@ class _Replay:
         idle = not (self.waiting or self.prefilling or self.decoding)
         if idle or self.unseen >= self.clients.receive_every:
             self.unseen = 0
-            while self.coming and (self.coming[0][0] <= self.turn or idle):
+            while self.coming and (self.coming[0][0] <= self.iterations or idle):
                 self.waiting.append(self.coming.popleft()[1])
                 idle = False
         self.preempt()
@@ -244,7 +243,7 @@ class _Replay:
             self.per_token.append(_less(self.sums, request.first, 1 / (request.output - 1)))
         if self.unsent:
             self.unsent -= 1
-            self.send(self.turn + 1)
+            self.send(self.iterations + 1)
 
 
 def _less(end: _Sums, start: _Sums, scale: float) -> _Sums:

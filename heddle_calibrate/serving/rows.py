@@ -137,8 +137,7 @@ def _layout(line: Line) -> tuple[int, int, int, int]:
         return tp, 1, ranks, spread
     if ranks == 1 < cut == spread:
         return spread, spread, 1, spread
-    told = cut * spread // tp
-    return tp, tp, max(ranks, told), spread
+    return tp, tp, max(ranks, cut * spread // tp), spread
 
 
 def with_recipe(row: ServingRow, line: Line) -> ServingRow:

@@ -50,8 +50,8 @@ REASONS = {
     ("sglang", "deepseek-v3 b300 TP 4"): _B300,
     ("sglang", "deepseek-v3-nvfp4 b300 TP 4"): _B300,
     ("sglang", "qwen3-235b-a22b-fp8 h200 TP 2"): (
-        "the only layout of the model; its runs have 2 to 4 clients, where constants of others give "
-        "a sixth less"
+        "the only layout of the model; its runs have 2 to 4 clients, where constants of others "
+        "give a sixth less"
     ),
 }
 """Of layouts left out that are more than `FAR_PCT` off."""

@@ -19,7 +19,7 @@ from heddle.cli.outputs import OutputError, new_file, write
 from heddle.cli.serving import no_runs, plain_report, show_report
 from heddle.cli.tables import new_table, show
 from heddle_calibrate.fit.kernel_profile import GPUS
-from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.profiles import encode_plain, encode_profile
 from heddle_calibrate.serving.errors import (
     PredictedRun,
     Profiles,
@@ -372,7 +372,7 @@ def _save(fitted: FittedServing, folder: Path, force: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     files = {folder / f"{p.model}.{p.gpu}.json": encode_profile(p) for p in fitted.profiles}
     if fitted.sglang is not None:
-        files[folder / TERMS_FILE.name] = (json.dumps(fitted.sglang, indent=1) + "\n").encode()
+        files[folder / TERMS_FILE.name] = encode_plain(fitted.sglang)
     for path in files:
         new_file(path, force)
     for path, content in files.items():
