@@ -16,11 +16,7 @@ from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
 from heddle.planning.block_loops import verl_training
 from heddle.planning.deployment import Deployment
-from heddle.planning.exported_drafts import (
-    other_frameworks,
-    sglang_options,
-    speculative_config,
-)
+from heddle.planning.exported_drafts import other_frameworks, sglang_options, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
 
