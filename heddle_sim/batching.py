@@ -10,7 +10,7 @@ a boundary at most one step is in the middle of its prefill, and it is the one a
 a run of pure decode iterations the head of a blocked queue stays blocked, because use only grows: a
 cached block of its prompt that is evicted frees exactly the block that displaced it.
 
-With `prefill_first` it is SGLang's (`managers/scheduler.py`, `managers/schedule_policy.py` at
+With `prefill_first` it is SGLang's (admission by `PrefillAdder` of `managers/schedule_policy.py` at
 00550cd1): prompts are computed in iterations of their own while decoding waits, and a step is
 admitted only where KV remains for tokens that it and those that run may still make.
 """

@@ -2,7 +2,7 @@
 
 The suffix of a file names what it is for. Formats: verl 0.9.1's Hydra configuration and the YAML of
 its `rollout.router_config_path`; a bash script of `vllm serve`, or of
-`sglang.launch_server` (options as in its `server_args.py` at 001067ff); the TOML of `heddle serve`.
+`sglang.launch_server` (options as in InferenceX's scripts); the TOML of `heddle serve`.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Limits that SGLang takes by itself, and the KV that they leave.
 
-As `python/sglang/srt/server_args.py` of sgl-project/sglang sets them (pull request 10975, since
-0.5.4; read at 001067ff).
+By the rule of sgl-project/sglang pull request 10975 (`server_args.py`: 512 MiB, 1.5 for each token
+of a chunk, 2 for each sequence of the largest graph, 128 for each rank, at least 10 GiB). Not
+compared with sizes that an engine printed.
 """
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, GpuClass
