@@ -296,6 +296,7 @@ def simulation_config(
         # Each data-parallel rank has the budget of an engine.
         max_batched_tokens=cluster.attention_dp * settings.max_batched_tokens,
         block_size=settings.block_tokens,
+        prefill_first=cluster.engine == "sglang",
         tool_capacity=cluster.tool_capacity,
         tools=cluster.tool_services(),
         seed=seed,

@@ -18,6 +18,11 @@ def encode_profile(profile: Profile | TrainingFile) -> bytes:
         for layout, entry in profile.tables.items():
             if entry.belief.filling is None:
                 del plain["tables"][layout]["belief"]["filling"]
+    return encode_plain(plain)
+
+
+def encode_plain(plain: object) -> bytes:
+    """Format plain values as JSON, a line for each field."""
     return (_text(plain) + "\n").encode()
 
 

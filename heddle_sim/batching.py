@@ -9,6 +9,10 @@ Two facts keep it small. A prefill that does not end in an iteration used up the
 a boundary at most one step is in the middle of its prefill, and it is the one admitted last. And in
 a run of pure decode iterations the head of a blocked queue stays blocked, because use only grows: a
 cached block of its prompt that is evicted frees exactly the block that displaced it.
+
+With `prefill_first` it is SGLang's (admission by `PrefillAdder` of `managers/schedule_policy.py` at
+00550cd1): prompts are computed in iterations of their own while decoding waits, and a step is
+admitted only where KV remains for tokens that it and those that run may still make.
 """
 
 from collections import deque
@@ -21,6 +25,12 @@ from heddle_sim.latency import LatencyTable
 from heddle_sim.leap import DecodeBatch
 from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
 from heddle_sim.request import ENDED, LOADING, RUNNING, WAITING, Context, Request
+
+NEW_TOKEN_RATIO = 0.098
+"""Of the tokens that running steps may still make, the part that SGLang keeps free for them: its
+initial ratio 0.7 times 0.14, reached after 600 iterations."""
+CLIPPED_NEW_TOKENS = 4096
+"""The most that SGLang expects a step to make."""
 
 
 class ContinuousBatch:
@@ -37,6 +47,7 @@ class ContinuousBatch:
         "_max_batched_tokens",
         "_max_running",
         "_partial",
+        "_prefill_first",
         "_prefix_caching",
         "_prompts",
         "_samples",
@@ -64,6 +75,7 @@ class ContinuousBatch:
         max_batched_tokens: int,
         block_size: int,
         prefix_caching: bool,
+        prefill_first: bool,
         speed: float,
         host: HostLink | None,
         samples: Samples,
@@ -75,6 +87,7 @@ class ContinuousBatch:
         self._max_batched_tokens = max_batched_tokens
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._prefill_first = prefill_first
         self._inverse_speed = 1.0 / speed
         per_context_s = _scaled(table.per_context_s, speed)
         drafting = table.drafting
@@ -202,7 +215,8 @@ class ContinuousBatch:
             over = self.used_blocks + cache.blocks - self.total_blocks
             if over > 0:
                 cache.evict(over)
-        self.decoded_tokens += decoding.advance(iterations)
+        if not (self._chunks and self._prefill_first):
+            self.decoded_tokens += decoding.advance(iterations)
         if self._chunks:
             for request, _ in self._chunks:
                 if request is not self._partial:
@@ -289,13 +303,18 @@ class ContinuousBatch:
         None, and no batch has changed, when neither has to be.
         """
         decoding = self.decoding
+        if self._prefill_first:
+            self._prefill(now_s, admit=not short)
+            if self._chunks:
+                return self._prefill_s()
         due = decoding.blocks_due(1)
         if short:
             self._preempt_for_kv()
         else:
             self.used_blocks += due
         self.evict_displaced(self.used_blocks)
-        short = self._prefill(now_s, admit=not short) or short
+        if not self._prefill_first:
+            short = self._prefill(now_s, admit=not short) or short
         if short or self._chunks:
             return decoding.iteration_s() + self._prefill_s()
         self.used_blocks -= due
@@ -330,7 +349,9 @@ class ContinuousBatch:
     def _prefill(self, now_s: float, *, admit: bool) -> bool:
         """Choose the chunks of this iteration. Returns whether a step was preempted for it."""
         decoding = self.decoding
-        budget = self._max_batched_tokens - decoding.size * (decoding.drafts + 1)
+        budget = self._max_batched_tokens
+        if not self._prefill_first:
+            budget -= decoding.size * (decoding.drafts + 1)
         request = self._partial
         if request is not None:
             start = request.computed_tokens
@@ -402,6 +423,13 @@ class ContinuousBatch:
         used_blocks = self.used_blocks - -(hit + chunk) // block_size
         if used_blocks > self.total_blocks:
             return 0
+        if self._prefill_first and self.running_steps:
+            promised = CLIPPED_NEW_TOKENS * (
+                1 + len(self._chunks) + NEW_TOKEN_RATIO * self.decoding.size
+            )
+            rest = tokens - hit - chunk + promised
+            if used_blocks + rest / block_size > self.total_blocks:
+                return 0
         self.waiting.popleft()
         self.running_steps += 1
         request.state, request.loaded = RUNNING, False
@@ -442,6 +470,8 @@ class ContinuousBatch:
             pairs += chunk * (request.computed_tokens - 0.5 * chunk)
         table, decoding = self._table, self.decoding
         seconds = table.prefill_s(tokens, pairs) + table.host_per_prefill_s * len(self._chunks)
+        if self._prefill_first:
+            return self._inverse_speed * (seconds + table.base_s[0])
         decoded = decoding.size * (decoding.drafts + 1)
         return self._inverse_speed * (seconds + table.any_prefill_s(decoded))
 

@@ -54,6 +54,8 @@ class SimulationConfig:
     max_batched_tokens: int = 8192
     block_size: int = 16
     prefix_caching: bool = True
+    prefill_first: bool = False
+    """SGLang's scheduler: prompts are computed while decoding waits."""
     host_kv: HostKvConfig | None = None
     tool_capacity: int | None = None
     """Tool calls that run at once; None: any number, as on a serverless platform."""

@@ -1,4 +1,5 @@
-"""One simulated engine, behaving like vLLM V1, that leaps from batch change to batch change.
+"""One simulated engine, behaving like vLLM V1 or, with `prefill_first`, like SGLang (`batching`),
+that leaps from batch change to batch change.
 
 An iteration begins at a *boundary*. Steps that made their last token end there, aborts apply, and
 `batching` chooses the next batch:
@@ -55,6 +56,7 @@ class SimEngine:
         max_batched_tokens: int = 8192,
         block_size: int = 16,
         prefix_caching: bool = True,
+        prefill_first: bool = False,
         speed: float = 1.0,
         arrival_s: float = 0.0,
         host: HostLink | None = None,
@@ -86,6 +88,7 @@ class SimEngine:
             max_batched_tokens=max_batched_tokens,
             block_size=block_size,
             prefix_caching=prefix_caching,
+            prefill_first=prefill_first,
             speed=speed,
             host=host,
             samples=Samples() if samples is None else samples,

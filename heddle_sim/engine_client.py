@@ -94,6 +94,7 @@ class SimEngineClient:
             max_batched_tokens=config.max_batched_tokens,
             block_size=config.block_size,
             prefix_caching=config.prefix_caching,
+            prefill_first=config.prefill_first,
             on_end=partial(
                 self._listener.step_ended if moves_kv else self._step_ended, spec.engine
             ),

@@ -75,8 +75,11 @@ class ClusterConfig:
     attention_dp: Annotated[int, Bounds(1, MAX_RANKS)] = 1
     """Attention data-parallel ranks of an engine, as vLLM's `--data-parallel-size`: it has so many
     times `tp` GPUs."""
+    engine: Literal["vllm", "sglang"] = "vllm"
+    """Engine whose scheduler, limits and times count."""
     engine_version: str = ""
-    """Release whose host time counts, or the nearest that was measured; empty: the newest."""
+    """Release whose host time counts, or the nearest that was measured; empty: the newest, of
+    SGLang the mean."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""

@@ -272,7 +272,9 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
     Raises:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
-    profile = profile_by_name(cluster.model, cluster.gpu).of_version(cluster.engine_version)
+    profile, sglang = profile_by_name(cluster.model, cluster.gpu), cluster.engine == "sglang"
+    if not sglang:
+        profile = profile.of_version(cluster.engine_version)
     spread, ranks = cluster.expert_parallel, cluster.attention_dp
     if profile.experts and (spread == "on" or ranks > 1):
         # Only here, because it takes a second to import.
@@ -280,6 +282,10 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
 
         parallel = profile.expert_parallel if spread == "auto" else spread == "on"
         profile = with_layouts(profile, expert_parallel=parallel, attention_dp=ranks)
+    if sglang:
+        from heddle_calibrate.serving.sglang import of_sglang
+
+        profile = of_sglang(profile, cluster.engine_version)
     return profile.laid_out(spread, attention_dp=ranks)
 
 

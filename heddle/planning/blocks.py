@@ -25,6 +25,7 @@ from heddle.planning.deployment import Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
     batched_tokens,
+    launch_arguments,
     placed_engines,
     refuse_roles,
     serve_arguments,
@@ -55,6 +56,13 @@ def block(plan: Deployment, framework: str) -> str:
             f"no settings are known for {framework!r}: take one of {', '.join(FRAMEWORKS)}"
         )
     refuse_roles(plan, framework)
+    engine = plan.cluster.engine
+    if engine not in ENGINES.get(framework, ("vllm",)):
+        others = [name for name, engines in ENGINES.items() if engine in engines]
+        raise ConfigError(
+            f"{framework} has no settings with cluster.engine = {engine!r}; plan.framework may be "
+            f"{', '.join(others)}"
+        )
     lines = FRAMEWORKS[framework](plan)
     if plan.loop is not None:
         packed = ", of prompts of like earlier length" if plan.loop.epoch_plan else ""
@@ -84,15 +92,20 @@ def _uniform(plan: Deployment) -> tuple[EngineShape, int, list[str]]:
 
 def _verl(plan: Deployment) -> list[str]:
     shape, _, remarks = _uniform(plan)
-    at = "actor_rollout_ref.rollout"
+    at, sglang = "actor_rollout_ref.rollout", plan.cluster.engine == "sglang"
     lines = [
+        *([f"{at}.name=sglang"] if sglang else []),
         f"{at}.tensor_model_parallel_size={shape.tp}",
         f"{at}.max_num_seqs={plan.cluster.max_running}",
         f"{at}.max_num_batched_tokens={batched_tokens(plan, shape.gpu)}",
         f"{at}.enable_prefix_caching=True",
     ]
     drafts = speculative_config(plan, shape)
-    if drafts is not None:
+    if drafts is not None and sglang:
+        options = (each.split() for each in sglang_options(plan, shape))
+        keys = {name.removeprefix("--sglang-").replace("-", "_"): x for name, x in options}
+        lines += [f"+{at}.engine_kwargs.sglang.{key}={value}" for key, value in keys.items()]
+    elif drafts is not None:
         lines.append(f"+{at}.engine_kwargs.vllm.speculative_config='{_hydra(drafts)}'")
     training = verl_training(plan.loop) if plan.loop else []
     return [*remarks, *lines, *verl_router(plan, f"{at}.router_config_path"), *training]
@@ -191,6 +204,15 @@ def _vllm(plan: Deployment) -> list[str]:
     ]
 
 
+def _sglang(plan: Deployment) -> list[str]:
+    return [
+        f"CUDA_VISIBLE_DEVICES={','.join(map(str, engine.devices))} "
+        f"python3 -m sglang.launch_server --model-path MODEL "
+        f"{shlex.join(launch_arguments(plan, engine))}"
+        for engine in placed_engines(plan)
+    ]
+
+
 def _heddle(plan: Deployment) -> list[str]:
     engines = placed_engines(plan)
     tps = [engine.shape.tp for engine in engines]
@@ -219,6 +241,9 @@ FRAMEWORKS: Final[Mapping[str, Callable[[Deployment], list[str]]]] = {
     "prime-rl": _prime_rl,
     "nemo-rl": _nemo_rl,
     "vllm": _vllm,
+    "sglang": _sglang,
     "heddle": _heddle,
 }
 """What makes the settings, by framework."""
+ENGINES: Final = {"verl": ("vllm", "sglang"), "slime": ("vllm", "sglang"), "sglang": ("sglang",)}
+"""Engines of a framework; others have vLLM's."""

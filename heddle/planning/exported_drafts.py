@@ -50,20 +50,20 @@ def other_frameworks(plan: Deployment) -> list[str]:
     ]
 
 
-def sglang_options(plan: Deployment, shape: EngineShape) -> list[str]:
-    """Options of slime; none without drafts."""
+def sglang_options(plan: Deployment, shape: EngineShape, prefix: str = "--sglang-") -> list[str]:
+    """Options of slime, or with the prefix "--" of SGLang; none without drafts."""
     config = speculative_config(plan, shape)
     if config is None:
         return []
     drafts = int(str(config["num_speculative_tokens"]))
     algorithm = {"ngram": "NGRAM", "eagle3": "EAGLE3"}.get(str(config["method"]), "EAGLE")
     options = [
-        f"--sglang-speculative-algorithm {algorithm}",
-        f"--sglang-speculative-num-draft-tokens {drafts + 1}",
+        f"{prefix}speculative-algorithm {algorithm}",
+        f"{prefix}speculative-num-draft-tokens {drafts + 1}",
     ]
     if algorithm != "NGRAM":
         options[1:1] = [
-            f"--sglang-speculative-num-steps {drafts}",
-            "--sglang-speculative-eagle-topk 1",
+            f"{prefix}speculative-num-steps {drafts}",
+            f"{prefix}speculative-eagle-topk 1",
         ]
     return options

@@ -1,7 +1,8 @@
 """Files that start what `heddle plan` recommends: for verl, vLLM and the gateway.
 
 The suffix of a file names what it is for. Formats: verl 0.9.1's Hydra configuration and the YAML of
-its `rollout.router_config_path`; a bash script of `vllm serve`; the TOML of `heddle serve`.
+its `rollout.router_config_path`; a bash script of `vllm serve`, or of
+`sglang.launch_server` (options as in InferenceX's scripts); the TOML of `heddle serve`.
 """
 
 import json
@@ -15,7 +16,7 @@ from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
 from heddle.planning.block_loops import verl_training
 from heddle.planning.deployment import Deployment
-from heddle.planning.exported_drafts import other_frameworks, speculative_config
+from heddle.planning.exported_drafts import other_frameworks, sglang_options, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
 
@@ -59,6 +60,11 @@ def export(plan: Deployment, path: Path) -> dict[Path, str]:
     """
     exported_files(path)
     refuse_roles(plan, f"--export {path}")
+    if plan.cluster.engine == "sglang" and path.suffix != ".sh":
+        raise ConfigError(
+            f"--export {path}: Heddle's router and gateway need vLLM engines, cluster.engine is "
+            "'sglang': name a file like sglang.sh, which starts them by sglang.launch_server"
+        )
     return _KINDS[path.suffix](plan, path)
 
 
@@ -211,13 +217,15 @@ def _vllm(plan: Deployment, path: Path) -> dict[Path, str]:
     usage = f"MODEL=FOLDER_OR_NAME bash {path.name}{' NODE' if several else ''} [OPTIONS...]"
     if several:
         usage += f"; NODE is one of {', '.join(nodes)}"
+    command = "sglang.launch_server" if plan.cluster.engine == "sglang" else "vllm serve"
     about = [
         f"Engines of a plan by `heddle plan`, for {plan.profiles.model}: {_mix(plan)}.",
         f"  {usage}",
-        "Further options go to every `vllm serve`. Logs: $LOGS, by default this folder.",
-        "vLLM requires a key from clients if VLLM_API_KEY is set.",
+        f"Further options go to every `{command}`. Logs: $LOGS, by default this folder.",
     ]
-    about += other_frameworks(plan)
+    if plan.cluster.engine == "vllm":
+        about.append("vLLM requires a key from clients if VLLM_API_KEY is set.")
+        about += other_frameworks(plan)
     lines = ["#!/usr/bin/env bash", *_comments(about), "set -euo pipefail"]
     lines += [f"usage() {{ echo {shlex.quote(f'usage: {usage}')} >&2; exit 2; }}"]
     lines += ['[ -n "${MODEL:-}" ] || usage']
@@ -262,11 +270,30 @@ def serve_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
     ]
 
 
+def launch_arguments(plan: Deployment, engine: PlacedEngine) -> list[str]:
+    """Options of `sglang.launch_server` for an engine, beside its model and host."""
+    shape = engine.shape
+    return [
+        *("--served-model-name", plan.profiles.model),
+        *("--port", str(engine.port)),
+        *("--tp-size", str(shape.gpus)),
+        *(("--dp-size", str(shape.dp), "--enable-dp-attention") if shape.dp > 1 else ()),
+        *(("--ep-size", str(shape.ep)) if shape.ep > 1 else ()),
+        *("--max-running-requests", str(plan.cluster.max_running)),
+        *("--chunked-prefill-size", str(batched_tokens(plan, shape.gpu))),
+        *(word for each in sglang_options(plan, shape, "--") for word in each.split()),
+    ]
+
+
 def _served(plan: Deployment, engine: PlacedEngine) -> str:
     devices = ",".join(map(str, engine.devices))
+    command, arguments = 'vllm serve "$MODEL"', serve_arguments
+    if plan.cluster.engine == "sglang":
+        command = 'python3 -m sglang.launch_server --model-path "$MODEL"'
+        arguments = launch_arguments
     return (
-        f'CUDA_VISIBLE_DEVICES={devices} vllm serve "$MODEL" --host "$HOST" '
-        f'{shlex.join(serve_arguments(plan, engine))} "$@" > "$LOGS/{engine.name}.log" 2>&1 &'
+        f'CUDA_VISIBLE_DEVICES={devices} {command} --host "$HOST" '
+        f'{shlex.join(arguments(plan, engine))} "$@" > "$LOGS/{engine.name}.log" 2>&1 &'
     )
 
 

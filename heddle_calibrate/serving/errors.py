@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
+from heddle_calibrate.serving.constants import ServingConstants, constants_of
 from heddle_calibrate.serving.published_rows import LeftOut
 from heddle_calibrate.serving.rows import ENGINES, ServingRow, read_serving_rows
-from heddle_calibrate.serving.samples import (
-    ServingConstants,
-    ServingSample,
-    constants_of,
-    samples,
-)
+from heddle_calibrate.serving.samples import ServingSample, samples
+from heddle_calibrate.serving.sglang import sglang_constants
 from heddle_sim.profile_files import Profile, known_profiles, load_profile
 
 Profiles = Mapping[tuple[str, str], Profile]
@@ -138,8 +135,9 @@ def predict_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     """
     rows, unread = read_serving_rows(paths)
     found, out = samples(rows, profiles)
+    of = {"vllm": constants_of, "sglang": sglang_constants}
     runs = [
-        predicted(sample, constants_of(profiles[sample.model, sample.row.gpu], sample.row.version))
+        predicted(sample, of[sample.row.engine](sample.profile, sample.row.version))
         for sample in found
     ]
     return ServingReport(runs=runs, left_out=[*unread, *out])

@@ -10,6 +10,8 @@ from pathlib import Path
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE
 from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.roofline.sglang_memory import chunk_tokens, kv_gain_tokens
+from heddle_calibrate.serving.replay import SHORTEST
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 
@@ -28,11 +30,13 @@ ASSUMED = {
 KV_BYTES = {"fp8": 1, "bf16": 2}
 FORMS = {
     "max_num_seqs": (r"[1-9]\d*|clients", "a whole number, or 'clients'"),
-    "requests": (r"[1-9]\d*", "a whole number"),
+    "requests": (r"[1-9]\d*(\*clients)?", "a whole number, or as '3*clients'"),
     "max_num_batched_tokens": (r"[1-9]\d*(\*input)?", "a whole number, or as '2*input'"),
     "memory_share": (r"0?\.\d*[1-9]\d*|1(\.0*)?", "a number above 0, at most 1"),
     "kv_dtype": ("|".join(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),
     "async_scheduling": ("[01]", "0 or 1"),
+    "shortest": (r"0?\.\d*[1-9]\d*|1(\.0*)?", "a number above 0, at most 1"),
+    "receive_every": (r"[1-9]\d*", "a whole number"),
 }
 
 
@@ -48,6 +52,10 @@ class Limits:
     kv_dtype: str
     """Empty: the profile's."""
     speculation: str
+    shortest: float
+    """Lengths are drawn from this part of the given ones."""
+    receive_every: int
+    """Iterations of decoding between looks at requests that came."""
     assumed: tuple[str, ...]
     """Names of `ASSUMED` that neither the row nor a recipe states."""
 
@@ -70,37 +78,57 @@ def recipe_of(known: Mapping[str, str]) -> Mapping[str, str]:
     return next(filter(fits, recipes()), {})
 
 
-def limits(cells: Mapping[str, str], *, clients: int, input_tokens: int) -> Limits:
-    """Read the limits of a row from its cells and its recipe's.
+def usual_tokens(engine: str, gpu: str) -> int:
+    """Tokens of an iteration by an engine's default."""
+    return chunk_tokens(gpu) if engine == "sglang" else MAX_BATCHED_TOKENS
+
+
+def limits(
+    cells: Mapping[str, str],
+    *,
+    clients: int,
+    input_tokens: int,
+    usual_tokens: int = MAX_BATCHED_TOKENS,
+) -> Limits:
+    """Read the limits of a row from its cells and its recipe's; `usual_tokens` are of an iteration
+    where neither says.
 
     Raises:
         ValueError: a cell is not of its form; the message names column and form.
     """
-    found = {name: cells.get(name, "") for name in ASSUMED}
+    found = {name: cells.get(name, "") for name in (*FORMS, *ASSUMED)}
     for name, (form, words) in FORMS.items():
         if found[name] and not re.fullmatch(form, found[name]):
             raise ValueError(f"{name} is {found[name]!r}, not {words}")
     sequences, tokens = found["max_num_seqs"], found["max_num_batched_tokens"]
+    requests, _, each = found["requests"].partition("*")
     times, _, unit = tokens.partition("*")
     return Limits(
         max_running=int(sequences) if sequences.isdecimal() else clients,
-        requests=int(found["requests"] or 10 * clients),
-        batched_tokens=int(times or MAX_BATCHED_TOKENS) * (input_tokens if unit else 1),
+        requests=int(requests) * (clients if each else 1) if requests else 10 * clients,
+        batched_tokens=int(times or usual_tokens) * (input_tokens if unit else 1),
         memory_share=float(found["memory_share"] or MEMORY_SHARE),
         kv_dtype=found["kv_dtype"],
         speculation=found["speculation"],
+        shortest=float(found["shortest"] or SHORTEST),
+        receive_every=int(found["receive_every"] or 1),
         assumed=tuple(name for name in ASSUMED if not found[name]),
     )
 
 
-def with_limits(table: LatencyTable, profile: Profile, own: Limits) -> LatencyTable:
+def with_limits(
+    table: LatencyTable, profile: Profile, own: Limits, *, engine: str = "vllm"
+) -> LatencyTable:
     """Return a table with an engine's memory share and KV precision: capacity, and the time of a
     token of context, go with the bytes of a number of the KV."""
     gpu, shape = GPU_CLASSES.get(profile.gpu), shape_of(profile)
     known = shape.kv_element_bytes if shape is not None else 2
     ratio = KV_BYTES[own.kv_dtype] / known if own.kv_dtype else 1.0
     tokens = float(table.kv_capacity_tokens)
-    if gpu is not None:
+    if engine == "sglang":
+        share = None if "memory_share" in own.assumed else own.memory_share
+        tokens += table.dp * kv_gain_tokens(profile, profile.shape(table.tp), share)
+    elif gpu is not None:
         each = profile.kv_bytes_per_token / min(table.tp, profile.kv_heads or table.tp)
         tokens += table.dp * (own.memory_share - MEMORY_SHARE) * gpu.memory / each
     return replace(

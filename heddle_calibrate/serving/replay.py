@@ -3,7 +3,8 @@
 Clients send a prompt, receive the output and send the next. An engine decides by counts of
 requests, tokens and blocks, never by the clock, so the iterations of such a run and what is in them
 do not depend on how long each takes. TTFT and TPOT are then linear in every time constant, and one
-replay serves all of them (`SpanWork`).
+replay serves all of them (`SpanWork`). vLLM computes prompts beside decoding; SGLang computes them
+in iterations of their own while decoding waits (`Clients.prefill_first`).
 
 Lengths are drawn as benchmark clients draw them: uniformly from `shortest` of the given length to
 all of it. All clients start at once. A client's next request reaches the engine while the next
@@ -16,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS
+from heddle_sim.batching import NEW_TOKEN_RATIO
 from heddle_sim.latency import LatencyTable
 
 SHORTEST = 0.8
@@ -38,6 +40,11 @@ class Clients:
     """Sequences that a rank runs at once; 0: no limit."""
     batched_tokens: int = MAX_BATCHED_TOKENS
     """Of one iteration of a rank."""
+    prefill_first: bool = False
+    """SGLang: prompts alone in an iteration; KV is kept free for what requests will make."""
+    receive_every: int = 1
+    """Iterations of decoding between looks at requests that came; one with prompts, or an idle
+    engine, is followed by a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,10 @@ class _Replay:
     random: random.Random
     sums: _Sums = _NONE
     step: int = 0
+    """Iterations that decoded."""
+    iterations: int = 0
+    unseen: int = 0
+    """Iterations since the engine looked at requests that came."""
     context: int = 0
     """Tokens whose KV decoding requests hold."""
     unsent: int = 0
@@ -134,25 +145,33 @@ class _Replay:
             self.waiting.appendleft(victim)
             self.preemptions += 1
 
+    def promised(self) -> float:
+        """Tokens of KV that SGLang keeps free for what running requests will make."""
+        left = sum(r.left + r.since - self.step for r in self.decoding.values())
+        return NEW_TOKEN_RATIO * left + sum(r.left for r in self.prefilling)
+
     def chunks(self) -> list[tuple[_Request, int]]:
         """Tokens that this iteration prefills of each request: running ones first."""
-        budget = self.clients.batched_tokens * self.table.dp - len(self.decoding)
+        first = self.clients.prefill_first
+        budget = self.clients.batched_tokens * self.table.dp - (0 if first else len(self.decoding))
         most = self.clients.max_running * self.table.dp or self.clients.concurrency
-        free = self.free()
+        free = self.free() - (self.promised() if first and self.waiting else 0)
         chosen: list[tuple[_Request, int]] = []
         for request in self.prefilling:
             n = min(budget, request.need - request.done)
             if n > 0:
                 chosen.append((request, n))
                 budget, free = budget - n, free - n
-        while self.waiting and budget > 0 and self.waiting[0].need <= free:
-            if len(self.decoding) + len(self.prefilling) >= most:
+        while self.waiting and budget > 0 and len(self.decoding) + len(self.prefilling) < most:
+            request = self.waiting[0]
+            own = request.need + (request.left if first else 0)
+            if own > free and (not first or self.decoding or chosen):
                 break
-            request = self.waiting.popleft()
+            self.waiting.popleft()
             n = min(budget, request.need)
             self.prefilling.append(request)
             chosen.append((request, n))
-            budget, free = budget - n, free - request.need
+            budget, free = budget - n, free - own
         return chosen
 
     def leap(self) -> int:
@@ -160,12 +179,15 @@ class _Replay:
         batch = len(self.decoding)
         n = self.ends[0][0] - self.step
         if self.coming:
-            n = min(n, max(1, self.coming[0][0] - self.step))
+            due = max(self.coming[0][0] - self.iterations, self.clients.receive_every - self.unseen)
+            n = min(n, max(1, due))
         return max(1, min(n, self.free() // batch + 1))
 
     def add(self, n: int, chunks: list[tuple[_Request, int]]) -> None:
-        t, batch, dp = self.table, len(self.decoding), self.table.dp
-        grown = n * self.context + batch * n * (n - 1) / 2
+        t, dp = self.table, self.table.dp
+        alone = bool(chunks) and self.clients.prefill_first
+        batch = 0 if alone else len(self.decoding)
+        grown = 0.0 if alone else n * self.context + batch * n * (n - 1) / 2
         decode = n * t.base_s[batch] + t.per_context_s[batch] * grown
         prefill = 0.0
         if chunks:
@@ -175,14 +197,18 @@ class _Replay:
         a, b, c, d, e = self.sums
         each = -(-batch // dp)
         self.sums = (a + decode, b + prefill, c + n, d + n * each, e + len(chunks) / dp)
-        self.step += n
+        self.step += 0 if alone else n
+        self.iterations += n
+        self.unseen = self.clients.receive_every if alone else self.unseen + n
         self.context += n * batch
 
     def iterate(self) -> None:
         idle = not (self.waiting or self.prefilling or self.decoding)
-        while self.coming and (self.coming[0][0] <= self.step or idle):
-            self.waiting.append(self.coming.popleft()[1])
-            idle = False
+        if idle or self.unseen >= self.clients.receive_every:
+            self.unseen = 0
+            while self.coming and (self.coming[0][0] <= self.iterations or idle):
+                self.waiting.append(self.coming.popleft()[1])
+                idle = False
         self.preempt()
         chunks = self.chunks()
         self.add(1 if chunks else self.leap(), chunks)
@@ -217,7 +243,7 @@ class _Replay:
             self.per_token.append(_less(self.sums, request.first, 1 / (request.output - 1)))
         if self.unsent:
             self.unsent -= 1
-            self.send(self.step + 1)
+            self.send(self.iterations + 1)
 
 
 def _less(end: _Sums, start: _Sums, scale: float) -> _Sums:

@@ -6,10 +6,15 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
+from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.missing_layouts import with_layouts
-from heddle_calibrate.serving.limits import Limits, limits, recipe_of
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.roofline.profile import impossible
+from heddle_calibrate.serving.limits import Limits, limits, recipe_of, usual_tokens
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
-from heddle_sim.profile_files import Profile
+from heddle_sim.model_names import known_model
+from heddle_sim.profile_files import Profile, ProfileError
 
 COLUMNS = (
     "backend",
@@ -55,6 +60,8 @@ class ServingRow:
     gpu: str
     tp: int
     """As published."""
+    rank_tp: int
+    """TP degree of one rank."""
     dp: int
     expert_parallel: bool
     input_tokens: int
@@ -68,15 +75,6 @@ class ServingRow:
     def group(self) -> tuple[str, str, str, str, int]:
         """What a fit leaves out at once: engine, model, GPU class, precision and TP degree."""
         return (self.engine, self.model, self.gpu, self.precision, self.tp)
-
-    @property
-    def rank_tp(self) -> int:
-        """TP degree of one rank.
-
-        Tables give the same number for TP and for ranks where attention is not cut at all: the
-        KV that those runs held is that of `tp` GPUs, not of their product.
-        """
-        return 1 if self.dp == self.tp else self.tp
 
     @property
     def work(self) -> tuple[object, ...]:
@@ -101,6 +99,7 @@ def _row(line: Line) -> ServingRow | str:
         return f"engine {engine}: only {' and '.join(ENGINES)} are modelled"
     if precision not in SUFFIX:
         return f"precision {precision!r}: known are {', '.join(SUFFIX)}"
+    tp, rank_tp, ranks, spread = _layout(line)
     row = ServingRow(
         line=line.number,
         engine=engine,
@@ -108,9 +107,10 @@ def _row(line: Line) -> ServingRow | str:
         model=_weights(line["model"]),
         precision=precision,
         gpu=line["gpu"].lower().removesuffix("_sxm"),
-        tp=_whole(line, "tp"),
-        dp=_whole(line, "attention_dp", missing=1),
-        expert_parallel=_whole(line, "moe_ep", missing=1) > 1,
+        tp=tp,
+        rank_tp=rank_tp,
+        dp=ranks,
+        expert_parallel=spread > 1,
         input_tokens=_whole(line, "input_tokens"),
         output_tokens=_whole(line, "output_tokens"),
         concurrency=_whole(line, "concurrency"),
@@ -124,6 +124,22 @@ def _row(line: Line) -> ServingRow | str:
     return found
 
 
+def _layout(line: Line) -> tuple[int, int, int, int]:
+    """TP degree as published, that of a rank, ranks of attention, and GPUs of experts.
+
+    Tables give the same number for TP and for ranks where attention is not cut at all: the KV that
+    those runs held is that of `tp` GPUs, not of their product. Others give TP as the product of TP
+    degree and GPUs of experts, or leave out ranks that the GPUs of experts tell.
+    """
+    tp, ranks = _whole(line, "tp"), _whole(line, "attention_dp", missing=1)
+    cut, spread = (_whole(line, name, missing=1) for name in ("moe_tp", "moe_ep"))
+    if ranks == tp > 1:
+        return tp, 1, ranks, spread
+    if ranks == 1 < cut == spread:
+        return spread, spread, 1, spread
+    return tp, tp, max(ranks, cut * spread // tp), spread
+
+
 def with_recipe(row: ServingRow, line: Line) -> ServingRow:
     """Return the row with the limits of its line, of its recipe where the line has none."""
     known = {name: str(getattr(row, name)) for name in ("model", "gpu", "precision", "tp")}
@@ -132,7 +148,12 @@ def with_recipe(row: ServingRow, line: Line) -> ServingRow:
     recipe = recipe_of({**known, "date": line.cells.get("measured", "")})
     stated = {name: text for name, text in line.cells.items() if text not in ("", "-")}
     try:
-        own = limits({**recipe, **stated}, clients=row.concurrency, input_tokens=row.input_tokens)
+        own = limits(
+            {**recipe, **stated},
+            clients=row.concurrency,
+            input_tokens=row.input_tokens,
+            usual_tokens=usual_tokens(row.engine, row.gpu),
+        )
     except ValueError as e:
         raise PublishedRowsError(f"{line.path.name}:{line.number}: {e}") from None
     spread = row.expert_parallel or recipe.get("expert_parallel", "") == "1"
@@ -163,7 +184,9 @@ def _whole(line: Line, column: str, missing: int | None = None) -> int:
 def _weights(model: str) -> str:
     """Name of published weights as profiles have it: no owner, no precision, small letters."""
     name = model.rpartition("/")[2].lower().removeprefix("meta-")
-    return re.sub(r"-(instruct|fp8|nvfp4)(?=-|$)", "", name)
+    name = re.sub(r"-(instruct|fp8|nvfp4)(?=-|$)", "", name)
+    known = known_model(name)
+    return known.profile if known is not None else name
 
 
 def _once(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOut]]:
@@ -204,16 +227,35 @@ def _credible(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOu
     return [r for r in rows if r not in slow], [LeftOut(r.line, reason) for r in rows if r in slow]
 
 
+def _profile_name(row: ServingRow) -> str:
+    """Name that a profile of the row's model and precision has."""
+    own = known_model(row.model)
+    if own is None or (row.precision == "fp4" and own.precision == "mxfp4"):
+        return row.model + (SUFFIX[row.precision] if own is None else "")
+    found = known_model(row.model + SUFFIX[row.precision])
+    return found.profile if found is not None else row.model
+
+
+def _by_shape(named: str, gpu: str) -> Profile | str:
+    """Make the roofline's profile of a known shape, or say why there is none."""
+    if known_model(named) is None:
+        return f"no profile of {named} on {gpu}"
+    try:
+        return profile_by_name(named, gpu)
+    except ProfileError as error:
+        return f"no profile of {named} on {gpu}: {error}"
+
+
 def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> Profile | str:
     """Find the profile of a row's model, precision and GPU class, laid out as its engine; or say
     what is missing.
 
     Where experts cannot be cut as published, the engine spreads them over its GPUs.
     """
-    named = row.model + SUFFIX[row.precision]
-    found = profiles.get((named, row.gpu)) or profiles.get((row.model, row.gpu))
-    if found is None or (SUFFIX[row.precision] and found.source.precision == "bfloat16"):
-        return f"no profile of {named} on {row.gpu}"
+    named = _profile_name(row)
+    found = profiles.get((named, row.gpu)) or _by_shape(named, row.gpu)
+    if isinstance(found, str):
+        return found
     layouts = dict.fromkeys((row.expert_parallel, bool(found.experts)))
     for complete, experts in product((False, True), layouts):
         spread = experts and found.experts > 0
@@ -223,6 +265,10 @@ def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> 
         laid = replace(own, expert_parallel=spread, attention_dp=row.dp)
         if row.rank_tp in laid.tps:
             return laid
+    model, gpu = shape_of(found), GPU_CLASSES.get(row.gpu)
+    shape = replace(found, expert_parallel=False, attention_dp=row.dp).shape(row.rank_tp)
+    why = impossible(model, shape, gpu) if model is not None and gpu is not None else ""
     return (
         f"the profile of {named} on {row.gpu} has no table at TP {row.rank_tp} with {row.dp} ranks"
+        + (f": {why}" if why else "")
     )

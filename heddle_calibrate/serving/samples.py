@@ -6,7 +6,6 @@ TPOT and TTFT of a run are linear in the constants (`replay`).
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import log2
 
 from heddle_calibrate.fit.kernel_profile import NO_HOST
 from heddle_calibrate.serving.limits import with_limits
@@ -15,13 +14,11 @@ from heddle_calibrate.serving.replay import (
     SHORTEST,
     Clients,
     ServingWork,
-    SpanWork,
     serving_work,
 )
 from heddle_calibrate.serving.rows import ServingRow, profile_of
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, expand
-from heddle_sim.profile_parts import KernelFactors
 
 SEVERAL = "prompts alone take longer than the run: more than one engine served it"
 TOO_FAST = "faster than its bytes at the peak bandwidth: more than one engine served it"
@@ -35,10 +32,14 @@ class ServingSample:
     """A published run with what it consists of on its profile."""
 
     row: ServingRow
-    model: str
-    """Of the profile."""
+    profile: Profile
     gpus: int
     work: ServingWork
+
+    @property
+    def model(self) -> str:
+        """Of the profile."""
+        return self.profile.model
 
 
 def kernel_table(profile: Profile, row: ServingRow) -> LatencyTable:
@@ -74,12 +75,15 @@ def _sample(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> Ser
         return profile
     # Factors of an earlier fit are not kernel times of a table.
     bare, own = replace(profile, kernel_factors=None), row.limits
-    table = with_limits(kernel_table(bare, row), profile, own)
+    table = with_limits(kernel_table(bare, row), profile, own, engine=row.engine)
     clients = Clients(
         input_tokens=row.input_tokens,
         output_tokens=row.output_tokens,
         concurrency=row.concurrency,
         requests=own.requests,
+        shortest=own.shortest,
+        prefill_first=row.engine == "sglang",
+        receive_every=own.receive_every,
         max_running=own.max_running,
         batched_tokens=own.batched_tokens,
     )
@@ -88,7 +92,7 @@ def _sample(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> Ser
     except ValueError as error:
         return str(error)
     doubt = _doubt(row, table) or _too_fast(row, table, profile)
-    return doubt or ServingSample(row=row, model=profile.model, gpus=table.gpus, work=work)
+    return doubt or ServingSample(row=row, profile=profile, gpus=table.gpus, work=work)
 
 
 def _origin(row: ServingRow) -> tuple[object, ...]:
@@ -120,52 +124,3 @@ def _too_fast(row: ServingRow, table: LatencyTable, profile: Profile) -> str:
     kv_bytes = running * context * profile.kv_bytes_per_token
     weights, peak = profile.roofline.weights_read_bytes, profile.roofline.bandwidth_bytes_per_s
     return TOO_FAST if row.tpot_s < (weights + kv_bytes) / table.gpus / peak else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingConstants:
-    """Constants of one profile and engine version; factors on kernel times, and seconds."""
-
-    decode: float
-    doubling: float
-    prefill: float
-    per_step: float
-    per_running: float
-    per_prefill: float
-    per_request: float
-
-    def _seconds(self, work: SpanWork, gpus: int) -> float:
-        return (
-            (self.decode + self.doubling * log2(gpus)) * work.decode_s
-            + self.prefill * work.prefill_s
-            + self.per_step * work.steps
-            + self.per_running * work.sequences
-            + self.per_prefill * work.prompts
-        )
-
-    def tpot_s(self, sample: ServingSample) -> float:
-        """Seconds from one output token to the next."""
-        return self._seconds(sample.work.per_token, sample.gpus)
-
-    def ttft_s(self, sample: ServingSample) -> float:
-        """Seconds from a request to its first token."""
-        return self._seconds(sample.work.first_token, sample.gpus) + self.per_request
-
-
-def constants_of(profile: Profile, version: str) -> ServingConstants:
-    """Constants that a profile file states for an engine version; without that version, those that
-    simulations take.
-    """
-    factors = profile.kernel_factors or KernelFactors()
-    times = (profile.host_versions or {}).get(version)
-    host = profile.host if times is None else times
-    once = times or next(reversed((profile.host_versions or {}).values()), None)
-    return ServingConstants(
-        decode=factors.decode,
-        doubling=factors.decode_per_doubling,
-        prefill=factors.prefill,
-        per_step=host.per_step_s,
-        per_running=host.per_running_s,
-        per_prefill=host.per_prefill_s,
-        per_request=once.per_request_s if once else 0.0,
-    )

@@ -133,3 +133,37 @@ def test_an_engine_runs_no_more_sequences_than_its_limit() -> None:
 
 def test_a_small_token_budget_cuts_a_prompt() -> None:
     assert serving_work(KERNELS, clients(1, batched_tokens=500)).first_token.steps == 2
+
+
+# -- SGLang ----------------------------------------------------------------------------------------
+
+
+def test_sglang_computes_prompts_while_decoding_waits() -> None:
+    # Chunks of one prompt each: the first client waits for one, the fourth for all.
+    one = {"waves": 1, "batched_tokens": 1000}
+    work = serving_work(KERNELS, clients(4, prefill_first=True, **one))
+    prompt = KERNELS.prefill_s(1000, 1000**2 / 2)
+    assert work.first_token.steps == pytest.approx((1 + 2 + 3 + 4) / 4)
+    assert work.first_token.prefill_s == pytest.approx(2.5 * prompt)
+    # Its first token made, the first client waits for the prompts of three, the last for none.
+    assert work.per_token.prefill_s == pytest.approx(1.5 * prompt / 99)
+    assert work.per_token.sequences == pytest.approx(4)
+    beside = serving_work(KERNELS, clients(4, **one))
+    assert beside.per_token.steps < work.per_token.steps
+
+
+def test_sglang_looks_for_requests_every_so_many_iterations() -> None:
+    often, rarely = (
+        serving_work(KERNELS, clients(4, prefill_first=True, shortest=0.5, receive_every=n))
+        for n in (1, 20)
+    )
+    assert rarely.first_token.steps > often.first_token.steps + 5
+
+
+def test_sglang_keeps_kv_free_for_what_requests_will_make() -> None:
+    tight = replace(KERNELS, kv_capacity_tokens=2150)
+    given = {"waves": 1, "output_tokens": 500}
+    assert serving_work(tight, clients(2, **given)).preemptions == 1
+    kept = serving_work(tight, clients(2, prefill_first=True, **given))
+    assert kept.preemptions == 0
+    assert kept.per_token.sequences == pytest.approx(1)

@@ -228,3 +228,34 @@ def test_events_are_counted_per_step_and_not_per_token() -> None:
         events += 1
     assert bench.engine.decoded_tokens == 8_000_028
     assert events <= 4 * 8
+
+
+def test_sglang_computes_prompts_while_decoding_waits() -> None:
+    # A: prompt until 2, then 1.1 a token. B comes at 2.5 and is computed from 3.1 to 5.1.
+    bench = Bench(prefill_first=True)
+    bench.start(A, 100, 3)
+    bench.at(2.5, lambda: bench.start(B, 100, 2))
+    bench.run()
+    assert bench.end_s(A) == pytest.approx(2 + 1.1 + 2 + 1.2)
+    assert bench.end_s(B) == pytest.approx(6.3)
+    assert bench.ends[A][1].tokens == 3
+
+
+def test_sglang_goes_on_with_a_long_prompt_before_it_decodes() -> None:
+    bench = Bench(prefill_first=True, max_batched_tokens=100)
+    bench.start(A, 100, 2)
+    bench.at(0.5, lambda: bench.start(B, 200, 1))
+    bench.run()
+    assert bench.end_s(B) == pytest.approx(3 * 2)
+    assert bench.end_s(A) == pytest.approx(3 * 2 + 1.1)
+
+
+def test_sglang_admits_where_kv_remains_for_what_steps_may_make() -> None:
+    room = {"kv_capacity_tokens": 100 + 100 + 4096}
+    together, apart = Bench(table(**room)), Bench(table(**room), prefill_first=True)
+    for bench in (together, apart):
+        bench.start(A, 100, 3)
+        bench.start(B, 100, 3)
+        bench.run()
+    assert together.end_s(B) == pytest.approx(together.end_s(A))
+    assert apart.end_s(B) > apart.end_s(A)

@@ -19,7 +19,7 @@ from heddle.cli.outputs import OutputError, new_file, write
 from heddle.cli.serving import no_runs, plain_report, show_report
 from heddle.cli.tables import new_table, show
 from heddle_calibrate.fit.kernel_profile import GPUS
-from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.profiles import encode_plain, encode_profile
 from heddle_calibrate.serving.errors import (
     PredictedRun,
     Profiles,
@@ -29,13 +29,15 @@ from heddle_calibrate.serving.errors import (
     shipped_profiles,
 )
 from heddle_calibrate.serving.published_rows import PublishedRowsError
-from heddle_calibrate.serving.rows import read_serving_rows
+from heddle_calibrate.serving.rows import ENGINES, read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
+from heddle_calibrate.serving.sglang import TERMS_FILE
 from heddle_sim.profile_files import Profile, ProfileError, read_profile
 from heddle_sim.profile_parts import release
 from tools.profiles.serving_fit import (
     FEWEST,
     LEFT_OUT,
+    PRIOR,
     ServingFit,
     fit_serving,
     fits_without,
@@ -43,7 +45,7 @@ from tools.profiles.serving_fit import (
     same_for_all,
 )
 from tools.profiles.serving_page import serving_page
-from tools.profiles.serving_profile import inherited, stated_before, with_serving
+from tools.profiles.serving_profile import inherited, newest_last, stated_before, with_serving
 
 NO_RUNS = "no runs of it"
 TABLE_HOST = "host time of dense models in bfloat16 comes with their tables"
@@ -60,6 +62,8 @@ class FittedServing:
     """Those with the constants of the vLLM runs."""
     kept: Mapping[str, str]
     """Why the other profiles ("model.gpu") are as they were."""
+    sglang: Mapping[str, object] | None = None
+    """`sglang.json`, where there are rows of it."""
     trend: tuple[float, float, float] | None = None
     """Of vLLM's runs, where they are of three releases or more; see `release_trend`."""
 
@@ -93,7 +97,9 @@ def fit_rows(
             for part, of in LEFT_OUT.items():
                 other = without[part][of(sample)]
                 unseen[part].append(predicted(sample, other.constants(*names)))
-    vllm = [sample for sample in found if sample.row.engine == "vllm"]
+    vllm, sglang = (
+        [sample for sample in found if sample.row.engine == engine] for engine in ENGINES
+    )
     fitted, kept = fitted_profiles(
         profiles, vllm, seen, unseen["layout"], from_scratch=from_scratch
     )
@@ -103,8 +109,44 @@ def fit_rows(
         unseen={part: ServingReport(runs=runs, left_out=left_out) for part, runs in unseen.items()},
         profiles=fitted,
         kept=kept,
+        sglang=sglang_terms(sglang, seen, unseen["layout"]) if sglang else None,
         trend=trend,
     )
+
+
+def sglang_terms(
+    found: Sequence[ServingSample], seen: Sequence[PredictedRun], unseen: Sequence[PredictedRun]
+) -> dict[str, object]:
+    """Return `sglang.json`: terms of the ground truth by every second run, of the cost estimate by
+    the others."""
+    ordered = sorted(found, key=lambda s: (s.model, s.row.group, s.row.work, s.row.concurrency))
+    parts = {"truth": ordered[::2], "estimate": ordered[1::2]}
+    fitted = {part: fit_serving(of).nested() for part, of in parts.items()}
+    apart = ServingReport(runs=unseen, left_out=()).groups("sglang")
+    return {
+        "runs": len(found),
+        "versions": newest_last([s.row.version for s in found if s.row.version]),
+        "layout_left_out": {
+            "tpot_median_pct": round(median(part.tpot for part in apart), 1),
+            "tpot_p90_pct": round(float(np.quantile([part.tpot for part in apart], 0.9)), 1),
+            "ttft_median_pct": round(median(part.ttft for part in apart), 1),
+        },
+        "profiles": {
+            f"{model}.{gpu}": _measured((model, gpu), seen, unseen, "sglang")
+            for model, gpu in sorted({(s.model, s.row.gpu) for s in fittable(found)})
+        },
+        "prior": PRIOR,
+        **{
+            part: {
+                quantity: {
+                    level: {key: float(f"{value:.4g}") for key, value in sorted(of.items())}
+                    for level, of in levels.items()
+                }
+                for quantity, levels in terms.items()
+            }
+            for part, terms in fitted.items()
+        },
+    }
 
 
 # -- the profiles of a fit -------------------------------------------------------------------------
@@ -170,12 +212,15 @@ def _too_few(here: int, of_model: int) -> str:
 
 
 def _measured(
-    names: tuple[str, str], seen: Sequence[PredictedRun], unseen: Sequence[PredictedRun]
+    names: tuple[str, str],
+    seen: Sequence[PredictedRun],
+    unseen: Sequence[PredictedRun],
+    engine: str = "vllm",
 ) -> dict[str, object]:
-    """Errors of the vLLM runs of a profile."""
+    """Errors of the runs of a profile with an engine."""
 
     def of_profile(runs: Sequence[PredictedRun]) -> list[PredictedRun]:
-        return [r for r in runs if (r.model, r.row.gpu, r.row.engine) == (*names, "vllm")]
+        return [r for r in runs if (r.model, r.row.gpu, r.row.engine) == (*names, engine)]
 
     own, without = of_profile(seen), of_profile(unseen)
     measured: dict[str, object] = {"runs": len(own)}
@@ -190,7 +235,7 @@ def _measured(
         part = part_error("", without)
         measured["tpot_unseen_mean_abs_pct"] = part.tpot
         measured["ttft_unseen_mean_abs_pct"] = part.ttft
-        by_tp = ServingReport(runs=without, left_out=()).parts(lambda run: str(run.row.tp), "vllm")
+        by_tp = ServingReport(runs=without, left_out=()).parts(lambda run: str(run.row.tp), engine)
         measured["tpot_unseen_pct_by_tp"] = {each.part: each.tpot for each in by_tp}
     return measured
 
@@ -270,7 +315,7 @@ def command(
         fitted = fit_rows(tables, profiles, from_scratch=from_scratch)
         if not fitted.seen.runs:
             raise PublishedRowsError(no_runs(fitted.seen))
-        _save(fitted.profiles, folder, force)
+        _save(fitted, folder, force)
         if out is not None:
             write(out, serving_page(fitted.seen, fitted.unseen["layout"]))
     except (OutputError, ProfileError, PublishedRowsError) as e:
@@ -323,13 +368,15 @@ def _named(files: Iterable[Path]) -> dict[tuple[str, str], Profile]:
     return {(p.model, p.gpu): p for p in map(read_profile, files)}
 
 
-def _save(profiles: Sequence[Profile], folder: Path, force: bool) -> None:
+def _save(fitted: FittedServing, folder: Path, force: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {folder / f"{p.model}.{p.gpu}.json": p for p in profiles}
-    for path in paths:
+    files = {folder / f"{p.model}.{p.gpu}.json": encode_profile(p) for p in fitted.profiles}
+    if fitted.sglang is not None:
+        files[folder / TERMS_FILE.name] = encode_plain(fitted.sglang)
+    for path in files:
         new_file(path, force)
-    for path, profile in paths.items():
-        write(path, encode_profile(profile))
+    for path, content in files.items():
+        write(path, content)
 
 
 def _show_written(fitted: FittedServing, folder: Path, *, from_scratch: bool) -> None:

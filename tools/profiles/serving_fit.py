@@ -15,8 +15,9 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
+from heddle_calibrate.serving.constants import ServingConstants, Terms, level_keys, summed
 from heddle_calibrate.serving.replay import SpanWork
-from heddle_calibrate.serving.samples import ServingConstants, ServingSample
+from heddle_calibrate.serving.samples import ServingSample
 
 Floats = NDArray[np.float64]
 Term = tuple[str, str, str]
@@ -36,15 +37,14 @@ step, request."""
 LEVELS: dict[str, dict[str, float]] = {
     "decode": {"model": 0.15, "profile": 0.06},
     "doubling": {"gpu": 0.03, "model": 0.03},
-    "prefill": {"family": 0.2, "model": 0.3, "profile": 0.1},
+    "prefill": {"family": 0.2, "version": 0.2, "model": 0.6, "profile": 1.0},
     "per_step": {"family": 0.5e-3, "version": 0.5e-3, "profile": 0.3e-3},
     "per_running": {"family": 10e-6, "version": 10e-6, "model": 20e-6},
     "per_prefill": {"family": 0.5e-3, "version": 0.5e-3},
     "per_request": {"family": 10e-3, "version": 20e-3, "profile": 20e-3},
 }
-"""Prior spread of what each level adds to a quantity."""
-LEAST = {"doubling": -1.0, "per_running": 1e-6}
-"""Others are at least 0. A further sequence is never free."""
+"""Prior spread of what each level adds to a quantity. Attention and experts of prompts have other
+kernels on each GPU class and in each release; SGLang 0.5.10 on B300 takes six times B200's time."""
 SPREAD = 0.05
 """Relative error of a TPOT that is no surprise; larger ones count linearly."""
 FEWEST = 6
@@ -70,18 +70,6 @@ def same_for_all(profile: str, version: str) -> ServingConstants:
     return ServingConstants(**PRIOR)
 
 
-def level_keys(profile: str, version: str) -> dict[str, str]:
-    """Name which one of each level a profile ("model.gpu") and an engine version belong to."""
-    model, _, gpu = profile.rpartition(".")
-    return {
-        "family": "",
-        "model": model,
-        "profile": profile,
-        "gpu": gpu,
-        "version": version,
-    }
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingFit:
     """What each level adds to each quantity."""
@@ -94,14 +82,15 @@ class ServingFit:
 
         A level without rows adds nothing.
         """
-        keys = level_keys(profile, version)
-        values = {}
-        for quantity, before in asdict(self.prior(profile, version)).items():
-            value = before + sum(
-                self.terms.get((quantity, level, keys[level]), 0.0) for level in LEVELS[quantity]
-            )
-            values[quantity] = max(LEAST.get(quantity, 0.0), value)
-        return ServingConstants(**values)
+        prior = asdict(self.prior(profile, version))
+        return summed(prior, self.nested(), profile, version)
+
+    def nested(self) -> Terms:
+        """Terms by quantity, level, and which one of that level."""
+        found: dict[str, dict[str, dict[str, float]]] = {}
+        for (quantity, level, key), value in self.terms.items():
+            found.setdefault(quantity, {}).setdefault(level, {})[key] = value
+        return found
 
 
 @dataclass(frozen=True, slots=True)

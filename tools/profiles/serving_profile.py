@@ -6,7 +6,8 @@ from typing import Any
 
 from heddle_calibrate.fit.curves import rounded, with_times
 from heddle_calibrate.fit.kernel_profile import NO_HOST
-from heddle_calibrate.serving.samples import ServingConstants, ServingSample, constants_of
+from heddle_calibrate.serving.constants import ServingConstants, constants_of
+from heddle_calibrate.serving.samples import ServingSample
 from heddle_core.estimate.cost import FillingCost
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, load_profile, read_layout
