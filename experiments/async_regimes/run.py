@@ -6,7 +6,7 @@ from typing import Any
 from experiments.harness.drawing import ratio_bars
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
-from experiments.harness.loops import Lengths, Loop, sized, step_s
+from experiments.harness.loops import Lengths, Loop, by_regime, sized, step_s
 from experiments.harness.values import exactly
 
 SWITCH = "verl-separate-async"
@@ -33,6 +33,14 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "steps": 12,
     }
     big = sized(size, 128, 16)
+    laminar: dict[str, Any] = {
+        "workload": Lengths(**config["laminar"]),
+        "model": "qwen3-8b",
+        "gpu": "h800",
+        "gpus": sized(size, 64, 16),
+        "groups": sized(size, 128, 16),
+        "steps": 12,
+    }
     sync_step: dict[str, Any] = {"groups": groups // 4, "steps": 24}
     loops = {
         "v1_sync": Loop(regimes=("sync", COLOCATE), colocated=True, **v1),
@@ -89,6 +97,12 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "areal_sync": Loop(
             regimes=("sync",), gpus=sized(size, 64, 16), colocated=True, groups=64, steps=8
         ),
+        "laminar_sync": Loop(regimes=("sync",), colocated=True, **laminar),
+        "laminar": Loop(
+            regimes=("one-step-off", "areal", "laminar"),
+            train_gpus=(sized(size, 16, 4),),
+            **laminar,
+        ),
         "areal": Loop(
             regimes=("areal",),
             gpus=sized(size, 64, 16),
@@ -116,6 +130,11 @@ def measure(context: Context) -> Measured:
     sync = step_s(rows["v1_sync"], "sync")
     small = step_s(rows["async_sync"], "sync")
     tail = step_s(rows["tail"], "sync")
+    tokens = {
+        name: row["tokens_per_s"]
+        for each in ("laminar_sync", "laminar")
+        for name, row in by_regime(rows[each]).items()
+    }
     required = {n: step_s(rows[f"require_{n}"], _require(n)) / n for n in REQUIRE}
     values = {
         "v1_colocate": step_s(rows["v1_sync"], COLOCATE) / sync,
@@ -130,6 +149,9 @@ def measure(context: Context) -> Measured:
         "rollpacker": tail / step_s(rows["tail"], "rollpacker"),
         "pipelinerl": step_s(rows["pipeline"], "sync") / step_s(rows["pipeline"], "pipelinerl"),
         "areal": step_s(rows["areal_sync"], "sync") / step_s(rows["areal"], "areal"),
+        "laminar": tokens["laminar"] / tokens["sync"],
+        "laminar_one_off": tokens["laminar"] / tokens["one-step-off"],
+        "laminar_areal": tokens["laminar"] / tokens["areal"],
     }
     return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
 

@@ -84,7 +84,7 @@ def _run(loop: Loop) -> Mapping[str, Any]:
         config = _config(loop, Path(folder))
         found = compare_regimes(
             splits(config, loop.train_gpus, loop.tps),
-            fitting_only=loop.train_gpus is None or loop.tps is None,
+            fitting_only=loop.tps is None or loop.train_gpus is None or len(loop.train_gpus) > 1,
         )
     plain = found.plain()
     return {"regimes": plain["regimes"], "tried": plain["tried"]}

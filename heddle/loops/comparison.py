@@ -202,6 +202,7 @@ def _run(
         partial(setup.services, simulation),
         first=setup.first_measured,
         trainer_lends=hybrid is not None and not hybrid.own_gpus,
+        trainer_waits=setup.regime.update.waits,
         lost=core.lost,
         masks=setup.regime.batching.overlong == "mask",
     )

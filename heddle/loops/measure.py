@@ -139,15 +139,18 @@ def loop_figures(
     *,
     first: int,
     trainer_lends: bool,
+    trainer_waits: bool,
     lost: Mapping[int, int],
     masks: bool,
 ) -> tuple[LoopFigures, list[TrainedSample]]:
     """Cut the journal of a loop that is over into figures; with every trained sample, in order.
 
     Times leave out the steps before `first`; see `heddle.runs.loop_batches.loop_columns` for
-    `trainer_lends` and `lost`. With `masks` those that were truncated are masked.
+    `trainer_lends`, `trainer_waits` and `lost`. With `masks` those that were truncated are masked.
     """
-    columns = loop_columns(journal, trainer_lends=trainer_lends, lost=lost)
+    columns = loop_columns(
+        journal, trainer_lends=trainer_lends, trainer_waits=trainer_waits, lost=lost
+    )
     begun, groups = journal.of("StartTrajectory"), journal.words("group")
     samples = [
         (GroupId(groups[group]), number)

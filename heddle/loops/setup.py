@@ -211,6 +211,7 @@ def prepare_loop(
         cluster.model,
         "colocated" if shared else config.update_method,
         gpus=gpus if shared else gpus + cluster.gpus,
+        relayed=not regime.update.waits,
     )
     past = data.known(run.history.epochs)
     check_packing(config, data, len(lengths_by_age(past)), run.history.name)
@@ -360,6 +361,7 @@ def _world(
         time = step_time(tokens, pool_trains)
         return time.train_s + time.logprob_s + time.gathers_s
 
+    hand_over_s = update.hand_over_s / regime.update.every
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
         to_training_s, to_rollout_s = SLEEP_S, WAKE_S
@@ -367,7 +369,7 @@ def _world(
         to_training_s, to_rollout_s = config.return_s, config.lend_s
     return LoopWorld(
         script=data.script,
-        train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s,
+        train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s + hand_over_s,
         accumulate_s=accumulate_s,
         update_s=update.total_s,
         pause_s=update.pause_s,

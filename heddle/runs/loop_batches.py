@@ -71,12 +71,17 @@ class LoopColumns:
 
 
 def loop_columns(
-    journal: Journal, *, trainer_lends: bool = False, lost: Mapping[int, int] = _NOTHING
+    journal: Journal,
+    *,
+    trainer_lends: bool = False,
+    trainer_waits: bool = True,
+    lost: Mapping[int, int] = _NOTHING,
 ) -> LoopColumns:
     """Cut the journal of a loop into batches.
 
     `trainer_lends`: the trainer cannot train while a hybrid pool is with the rollout. The time
-    until it is back then counts as waiting for trajectories. `lost` are tokens of steps whose
+    until it is back then counts as waiting for trajectories. `trainer_waits`: for the engines, in
+    an update, so that its time is a part of the step. `lost` are tokens of steps whose
     trajectory was cancelled, by the number of batches that were trained before.
     """
     trained = journal.of("Trained")
@@ -86,7 +91,7 @@ def loop_columns(
     tokens = _tokens(journal, dict(zip(of.tolist(), wasted_seq.tolist(), strict=True)))
     wasted = np.where(of >= 0, tokens[of], 0)
     rewards = _rewards(journal)
-    times = _Times(journal, parts, changed, trainer_lends=trainer_lends)
+    times = _Times(journal, parts, changed, trainer_lends=trainer_lends, waits=trainer_waits)
     batches: list[BatchFigures] = []
     begin_s, begin_seq, wasted_before = 0.0, -1, 0
     for number, (batch, end_s, end_seq) in enumerate(
@@ -188,7 +193,13 @@ class _Times:
     """What the trainer did, and what it waited for."""
 
     def __init__(
-        self, journal: Journal, parts: Columns, updates: Columns, *, trainer_lends: bool
+        self,
+        journal: Journal,
+        parts: Columns,
+        updates: Columns,
+        *,
+        trainer_lends: bool,
+        waits: bool,
     ) -> None:
         self._parts = parts
         self._began_s: list[float] = parts["began_s"].tolist()
@@ -200,10 +211,10 @@ class _Times:
         self._to_training = begun.part(_with(journal, begun, pool="all", role="training"))
         begun = begun.part(_with(journal, begun, pool="all"))
         moves = ended.part(_with(journal, ended, pool="all"))
-        # Updates of all engines, and moves of all GPUs, by their end.
+        # Updates of all engines that are waited for, and moves of all GPUs, by their end.
         seq, since_s = [moves.seq], [begun.floats("time_s")[: len(moves)]]
         until_s = [moves.floats("time_s")]
-        for version in np.unique(updates["version"]).tolist():
+        for version in np.unique(updates["version"]).tolist() if waits else ():
             mine = np.flatnonzero(updates["version"] == version)
             last = mine[[int(updates["ended_seq"][mine].argmax())]]
             if updates["ended_seq"][last] < journal.rows:

@@ -366,6 +366,8 @@ class LoopController:
     def _on_engine_updated(self, e: EngineUpdated, out: list[Command]) -> None:
         if e.engine in self._engines and self._updating.pop(e.engine, 0) is not None:
             raise LedgerError(f"engine {e.engine!r} was not to be updated")
+        if e.engine in self._engines and e.version < self.version:
+            self._update([e.engine], self.version, out)
 
     def _train(self, out: list[Command]) -> None:
         batch = self.begun - 1
@@ -381,7 +383,7 @@ class LoopController:
             self._begin_training(out)
         if self.stage == "draining":
             self._begin_update(out)
-        if self.stage == "updating" and not self._updating:
+        if self.stage == "updating" and not (self._updating and self.regime.update.waits):
             self._end_update(out)
             self._begin_training(out)
         if self.stage == "over":
@@ -475,16 +477,21 @@ class LoopController:
         if update.mode == "drain" and self.groups.in_flight:
             return
         self.stage = "updating"
-        self._updating = dict(self._engines)
+        self._update([e for e in self._engines if e not in self._updating], self.version + 1, out)
+
+    def _update(self, engines: Sequence[EngineId], version: int, out: list[Command]) -> None:
+        """Let engines take weights; those that take older ones now follow."""
+        update = self.regime.update
+        self._updating |= dict.fromkeys(engines)
         out.extend(
             UpdateWeights(
                 engine=engine,
-                version=self.version + 1,
+                version=version,
                 mode=update.mode,
                 keep_kv=update.keep_kv,
                 cause=self._cause,
             )
-            for engine in self._engines
+            for engine in engines
         )
 
     def _end_update(self, out: list[Command]) -> None:

@@ -277,16 +277,46 @@ def libra_release(shape: BatchShape, **parameters: Any) -> Regime:
     )
 
 
+def laminar(shape: BatchShape, *, buffered_batches: int = 4) -> Regime:
+    """Laminar: trajectories start and are trained one by one, weights come from relay workers.
+
+    Nothing bounds staleness but the slots of the engines and the experience buffer, which keeps
+    `buffered_batches` (the oldest trajectory of its figures is 4 versions old). The trainer hands
+    its weights to a relay and goes on; engines take the newest.
+    """
+    return Regime(
+        shape.groups,
+        shape.samples,
+        staleness=Staleness(
+            counted_by="nothing",
+            late="train",
+            max_concurrent=max(shape.slots, shape.samples),
+            admits="samples",
+        ),
+        batching=Batching(order="first_finished", most_complete=buffered_batches * shape.groups),
+        update=Update(mode="in_flight", keep_kv=True, waits=False),
+    )
+
+
 def heddle_loop(
-    shape: BatchShape, *, max_head_offpolicyness: float = 1.0, accumulate_from: int = 1
+    shape: BatchShape,
+    *,
+    max_head_offpolicyness: float = 1.0,
+    trigger_parameter_sync_step: int = 1,
+    accumulate_from: int = 1,
 ) -> Regime:
     """Ours: bounded staleness at admission, gradients of each group as soon as it is complete.
 
-    `max_head_offpolicyness` is as AReaL's. The trainer takes `accumulate_from` complete groups at
-    once, and is nearly done when the last one of a batch is complete; 0: it waits for the batch.
+    `max_head_offpolicyness` is as AReaL's, `trigger_parameter_sync_step` as verl's. The trainer
+    takes `accumulate_from` complete groups at once, and is nearly done when the last one of a batch
+    is complete; 0: it waits for the batch.
     """
     admission = areal(shape, max_head_offpolicyness=max_head_offpolicyness)
-    return replace(admission, batching=Batching(accumulate_from=accumulate_from or None))
+    return replace(
+        admission,
+        batching=Batching(accumulate_from=accumulate_from or None),
+        update=replace(admission.update, every=trigger_parameter_sync_step),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +355,7 @@ REGIMES: Final[Mapping[str, RegimePreset]] = {
     "verl-separate-async": RegimePreset(verl_separate_async),
     "libra": RegimePreset(libra),
     "libra-release": RegimePreset(libra_release, parameters_of=libra),
+    "laminar": RegimePreset(laminar),
     "heddle-loop": RegimePreset(heddle_loop),
 }
 

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias
 
 from heddle_core.commands import UpdateMode
-from heddle_core.loop.hybrid import Hybrid
+from heddle_core.loop.hybrid import Hybrid, WaitLending
 
 Late: TypeAlias = Literal["wait", "drop", "train"]
 """What is done about a group that would exceed the staleness bound: the trainer waits for it, it is
@@ -109,12 +109,15 @@ class Batching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """How weights reach the engines, all of them at once."""
+    """How weights reach the engines."""
 
     mode: UpdateMode = "drain"
     keep_kv: bool = False
     every: int = 1
     """Batches between two updates."""
+    waits: bool = True
+    """Whether the trainer waits until all engines have them. Else relay workers keep the newest,
+    and engines take them from there (Laminar, arXiv 2510.12633)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +160,11 @@ class Regime:
             f"the staleness bound must be 0 or more, not {staleness.bound}",
         )
         _require(update.every >= 1, f"update every 1 or more batches, not {update.every}")
+        _require(
+            update.waits or (update.mode != "drain" and not self.split.colocated),
+            "weights from relay workers reach engines that generate: use update interrupt or "
+            "in_flight, on GPUs of their own",
+        )
         _require(
             math.isfinite(staleness.growth) and staleness.growth >= 0.0,
             f"growth must be 0 or more, not {staleness.growth}",
@@ -228,6 +236,23 @@ class Regime:
             part is None or not colocated,
             "GPUs that rollout and training have in turn cannot compute gradients while they "
             "generate: accumulate on GPUs of their own",
+        )
+        self._check_loans()
+
+    def _check_loans(self) -> None:
+        """Refuse loans that would not end, because too few groups may be complete."""
+        if not isinstance(self.split.hybrid, WaitLending):
+            return
+        period = self.groups * self.update.every
+        _require(
+            self.staleness.counted_by != "batch" or self.update.every == 1,
+            f"lent GPUs come back when groups of {self.update.every} batches are complete, and "
+            "counted_by batch lets one be under way: use counted_by version, or update every batch",
+        )
+        _require(
+            (self.batching.most_complete or period) >= period,
+            f"lent GPUs come back when up to {period} groups are complete: most_complete must be "
+            f"{period} or more, not {self.batching.most_complete}",
         )
 
     def _check_data(self) -> None:

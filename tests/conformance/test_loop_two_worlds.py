@@ -48,6 +48,7 @@ REGIMES = (
     "verl-fully-async:staleness_threshold=0.5:trigger_parameter_sync_step=2",
     "roll:async_generation_ratio=1",
     "pipelinerl",
+    "laminar",
     "heddle-loop",
 )
 

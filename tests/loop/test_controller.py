@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_core.commands import AccumulateGradients, StartTrajectory
-from heddle_core.events import LoopStarted, Trained
+from heddle_core.commands import AccumulateGradients, StartTrajectory, UpdateWeights
+from heddle_core.events import EngineReady, EngineUpdated, LoopStarted, Trained
+from heddle_core.ids import EngineId, EngineShape
 from heddle_core.ledger import LedgerError
 from heddle_core.loop.controller import LoopController, TooManyFailuresError
 from heddle_core.loop.hybrid import RatioPool, WaitLending
@@ -67,6 +68,7 @@ def any_regime(random_: random.Random) -> Regime:
                     mode=random_.choice(("drain", "interrupt", "in_flight")),
                     keep_kv=random_.random() < 0.5,
                     every=random_.choice((1, 1, 2, 3)),
+                    waits=random_.random() < 0.7,
                 ),
                 split=Split(
                     colocated=random_.random() < 0.3,
@@ -247,6 +249,14 @@ def _prompts():
         ("libra:borrow=0.5", "borrow must be above release"),
         ("verl-separate-async:switch_ratio=2", "above 0 and at most 1"),
         ("roll:group_size_redundancy=1:group_size_redundancy=2", "given twice"),
+        ("sync:update.waits=false", "reach engines that generate"),
+        ("laminar:buffered_batches=0", "most_complete must be 3 or more"),
+        ("heddle-loop:trigger_parameter_sync_step=0", "every 1 or more batches"),
+        (
+            "verl-separate-async:update.mode=drain:staleness.counted_by=batch",
+            "lent GPUs come back when groups of 4 batches are complete",
+        ),
+        ("verl-separate-async:batching.most_complete=5", "most_complete must be 12 or more"),
     ],
 )
 def test_a_wrong_regime_is_named_with_its_parameter(text: str, said: str):
@@ -397,6 +407,47 @@ def test_parts_of_a_batch_are_trained_as_their_groups_complete():
     parts = [c for _, out in world.entries for c in out if isinstance(c, AccumulateGradients)]
     assert parts
     assert {len(batch) for batch in world.trained} == {10}
+
+
+def test_a_trainer_with_relay_workers_goes_on_before_any_engine_has_its_weights():
+    world = HostileWorld(regime_named("laminar", shape()), 3, batches=3, failures=0.0)
+    world.run()
+    events = [event for event, _ in world.entries]
+    first = next(i for i, event in enumerate(events) if isinstance(event, Trained))
+    assert [c.engine for c in _updates(world.entries[first][1])] == world.engines
+    assert world.core.version == 2
+    assert set(world.versions.values()) <= {1, 2}
+
+
+def test_an_engine_that_took_older_weights_takes_the_newest_next():
+    core = LoopController(NoRollouts(), regime_named("laminar", shape()), _prompts(), batches=9)
+    engine = EngineId("e0")
+    ready = EngineReady(
+        time_s=0.0,
+        engine=engine,
+        shape=EngineShape("h100", 1),
+        kv_capacity_tokens=9,
+        max_running=1,
+    )
+    core.handle(ready)
+    core.stage, core.begun = "training", 1
+    first = _updates(core.handle(Trained(time_s=1.0, batch=0)))
+    core.stage, core.begun = "training", 2
+    assert not _updates(core.handle(Trained(time_s=2.0, batch=1)))
+    second = _updates(core.handle(EngineUpdated(time_s=3.0, engine=engine, version=1)))
+    assert [each.version for each in (*first, *second)] == [1, 2]
+
+
+def _updates(commands):
+    return [each for each in commands if isinstance(each, UpdateWeights)]
+
+
+def test_libras_pool_and_planner_go_with_the_parts_of_other_regimes():
+    ours = regime_named("heddle-loop:max_head_offpolicyness=4", shape())
+    planned = regime_named("libra:staleness.late=train:batching.accumulate_from=1", shape())
+    assert isinstance(planned.split.hybrid, RatioPool)
+    assert planned.split.hybrid.plan is not None
+    assert replace(planned, split=Split()) == ours
 
 
 def test_libra_as_released_admits_a_batch_more_with_every_version():

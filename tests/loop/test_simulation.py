@@ -300,6 +300,16 @@ def test_a_run_directory_is_replayed_and_reported(trace: str, tmp_path: Path):
     assert load_run(path).summary["rl_step_s"] == pytest.approx(figures.mean_step_s)
 
 
+def test_a_trainer_hands_its_weights_to_a_relay_and_waits_for_no_engine(trace: str):
+    waiting, relayed = (prepared(trace, name) for name in ("pipelinerl", "laminar"))
+    more_s = relayed.world.train_s([900], False) - waiting.world.train_s([900], False)
+    assert more_s == pytest.approx(relayed.update.hand_over_s) == pytest.approx(0.295, abs=0.01)
+    assert relayed.world.pause_s == pytest.approx(0.63 * waiting.world.pause_s)
+    found = compare_regimes([config(trace, "pipelinerl", "laminar")]).regimes
+    updates = [each.runs[0].mean_split["update"] for each in found]
+    assert updates == [pytest.approx(waiting.world.update_s), 0.0]
+
+
 def test_the_same_seed_gives_the_same_figures(trace: str):
     first, second = (compare_regimes([config(trace, "rollart")]).plain() for _ in range(2))
     assert first == second
