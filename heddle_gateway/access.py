@@ -7,7 +7,7 @@ from typing import IO, Any
 import msgspec
 
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.http import Request
+from heddle_gateway.http import HttpRequest
 
 
 class AccessLog:
@@ -21,7 +21,7 @@ class AccessLog:
         """
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
-    def write(self, request: Request, path: str, status: int, began_s: float) -> None:
+    def write(self, request: HttpRequest, path: str, status: int, began_s: float) -> None:
         """Write the line of a request that was answered, or whose client is gone (499)."""
         now_s = time.monotonic()
         line: dict[str, Any] = {
@@ -32,7 +32,7 @@ class AccessLog:
             "path": path,
             "status": status,
             "seconds": round(now_s - began_s, 6),
-            "request_id": request.headers.get("X-Request-Id"),
+            "request_id": request.headers.get("X-HttpRequest-Id"),
         }
         if request.steps:
             line |= _of_steps(request.steps)

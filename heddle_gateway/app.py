@@ -20,7 +20,7 @@ from heddle_gateway.front import (
     answering,
     error_response,
 )
-from heddle_gateway.http import Request, Response
+from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.http_server import serving
 
 SPARE_FILES: Final = 1_024
@@ -121,7 +121,7 @@ class Routes:
         pattern = re.compile(re.sub(r"{(\w+):([^}]*)}", r"(?P<\1>\2)", written))
         self._patterns.setdefault(path, (pattern, {}))[1][method] = answer
 
-    def __call__(self, request: Request) -> Awaitable[Response]:
+    def __call__(self, request: HttpRequest) -> Awaitable[Response]:
         """Answer a request."""
         methods = self._fixed.get(unquote(request.path))
         if methods is not None and (answer := methods.get(request.method)) is not None:
@@ -137,7 +137,7 @@ class Routes:
         return _missing(request, HTTPStatus.METHOD_NOT_ALLOWED if allowed else HTTPStatus.NOT_FOUND)
 
 
-async def _missing(request: Request, status: HTTPStatus) -> Response:
+async def _missing(request: HttpRequest, status: HTTPStatus) -> Response:
     """Answer paths and methods that are not there as vLLM does, a slash at the end among them."""
     path = request.path.rstrip("/")
     if status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:

@@ -12,7 +12,7 @@ from heddle_gateway.engine_control import engines_paused, engines_resumed
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import Front, json_response
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.http import Request, Response
+from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.identity import owned, readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
@@ -27,7 +27,7 @@ FINISH_S: Final = 5.0
 # -- sessions ------------------------------------------------------------------------------------
 
 
-async def finish_session(front: Front, request: Request) -> Response:
+async def finish_session(front: Front, request: HttpRequest) -> Response:
     """``POST /finish_session?session_id=``: any number of times, for any id."""
     session = request.query.get("session_id") or text_field(await front.body(request), "session_id")
     if not session:
@@ -35,12 +35,12 @@ async def finish_session(front: Front, request: Request) -> Response:
     return await _finish(front, request, session)
 
 
-async def finish_path_session(front: Front, request: Request) -> Response:
+async def finish_path_session(front: Front, request: HttpRequest) -> Response:
     """``DELETE /sessions/{session}`` and ``POST /sessions/{session}/complete``."""
     return await _finish(front, request, path_session(request))
 
 
-async def release_program(front: Front, request: Request) -> Response:
+async def release_program(front: Front, request: HttpRequest) -> Response:
     """``POST /programs/release``."""
     program = text_field(await front.body(request), "program_id")
     if not program:
@@ -48,7 +48,7 @@ async def release_program(front: Front, request: Request) -> Response:
     return await _finish(front, request, program)
 
 
-async def _finish(front: Front, request: Request, session: str) -> Response:
+async def _finish(front: Front, request: HttpRequest, session: str) -> Response:
     tenant = request.tenant
     finished = front.gateway.sessions.finish(owned(tenant, session))
     path = f"/finish_session?{urlencode({'session_id': session})}"
@@ -63,7 +63,7 @@ async def _finish(front: Front, request: Request, session: str) -> Response:
 # -- rollouts ------------------------------------------------------------------------------------
 
 
-async def open_rollout(front: Front, request: Request) -> Response:
+async def open_rollout(front: Front, request: HttpRequest) -> Response:
     """``POST /rollouts {id, trajectories, weights_version}``."""
     body = await front.body(request)
     name = readable(text_field(body, "id"))
@@ -80,7 +80,7 @@ async def open_rollout(front: Front, request: Request) -> Response:
     return json_response({"status": "ok", "id": name})
 
 
-async def close_rollout(front: Front, request: Request) -> Response:
+async def close_rollout(front: Front, request: HttpRequest) -> Response:
     """``POST /rollouts/{id}/end``."""
     try:
         front.gateway.close_rollout(RolloutId(readable(request.match_info["id"])))
@@ -92,7 +92,7 @@ async def close_rollout(front: Front, request: Request) -> Response:
 # -- engines -------------------------------------------------------------------------------------
 
 
-async def add_engine(front: Front, request: Request) -> Response:
+async def add_engine(front: Front, request: HttpRequest) -> Response:
     """``POST /workers {url, tp, max_running}`` and ``POST /add_worker?url=``."""
     body = await front.body(request)
     url = request.query.get("url") or text_field(body, "url")
@@ -108,7 +108,7 @@ async def add_engine(front: Front, request: Request) -> Response:
     return json_response({"status": "ok", **await urls.add(url, body)})
 
 
-async def list_engines(front: Front, request: Request) -> Response:
+async def list_engines(front: Front, request: HttpRequest) -> Response:
     """``GET /workers`` and ``GET /list_workers``."""
     found: Sequence[Mapping[str, Any]]
     if front.settings.lists_itself:
@@ -124,7 +124,7 @@ async def list_engines(front: Front, request: Request) -> Response:
     return json_response({"workers": found, "urls": [each["url"] for each in found]})
 
 
-async def remove_engine(front: Front, request: Request) -> Response:
+async def remove_engine(front: Front, request: HttpRequest) -> Response:
     """``DELETE /workers/{id or URL}?drain=`` and ``POST /remove_worker?url=``.
 
     It answers at once; a draining engine is listed until it has left.
@@ -147,7 +147,7 @@ async def remove_engine(front: Front, request: Request) -> Response:
 # -- control -------------------------------------------------------------------------------------
 
 
-async def abort_requests(front: Front, request: Request) -> Response:
+async def abort_requests(front: Front, request: HttpRequest) -> Response:
     """``POST /abort_requests`` and ``/abort_request``: some by id, or all."""
     body = await front.body(request)
     ids = body.get("request_ids")
@@ -165,7 +165,7 @@ async def abort_requests(front: Front, request: Request) -> Response:
     return json_response({"status": "ok", "aborted": len(found)})
 
 
-async def pause(front: Front, request: Request) -> Response:
+async def pause(front: Front, request: HttpRequest) -> Response:
     """``POST /pause?mode=``: ``abort`` ends running steps, ``wait`` answers when none runs.
 
     ``keep`` leaves them as they are. Engines that can pause themselves do so last, with the same
@@ -185,7 +185,7 @@ async def pause(front: Front, request: Request) -> Response:
     return json_response({"status": "paused", "mode": mode, "drained": drained, "engines": paused})
 
 
-async def resume(front: Front, request: Request) -> Response:
+async def resume(front: Front, request: HttpRequest) -> Response:
     """``POST /resume {weights_version}``."""
     version = _count(await front.body(request), "weights_version")
     await engines_resumed(front)
@@ -193,7 +193,7 @@ async def resume(front: Front, request: Request) -> Response:
     return json_response({"status": "resumed"})
 
 
-async def begin_weight_sync(front: Front, request: Request) -> Response:
+async def begin_weight_sync(front: Front, request: HttpRequest) -> Response:
     """``POST /weight_sync/begin``: a pause that ends by itself if nobody ends it."""
     gateway = front.gateway
     gateway.pause()
@@ -207,7 +207,7 @@ def _end_weight_sync(gateway: Gateway, pause: int) -> None:
         gateway.resume()
 
 
-async def end_weight_sync(front: Front, request: Request) -> Response:
+async def end_weight_sync(front: Front, request: HttpRequest) -> Response:
     """``POST /weight_sync/end {weights_version}``."""
     version = _count(await front.body(request), "weights_version")
     front.gateway.resume(front.gateway.weights_version + 1 if version is None else version)
@@ -217,7 +217,7 @@ async def end_weight_sync(front: Front, request: Request) -> Response:
 # -- what there is -------------------------------------------------------------------------------
 
 
-async def health(front: Front, request: Request) -> Response:
+async def health(front: Front, request: HttpRequest) -> Response:
     """``GET /health``: 200 while an engine takes work."""
     ready = front.gateway.ready
     return json_response(
@@ -226,25 +226,25 @@ async def health(front: Front, request: Request) -> Response:
     )
 
 
-async def livez(front: Front, request: Request) -> Response:
+async def livez(front: Front, request: HttpRequest) -> Response:
     """``GET /livez``: 200 until an error has ended the run."""
     failed = front.gateway.failed
     return json_response({"status": "failed" if failed else "ok"}, status=500 if failed else 200)
 
 
-async def drain(front: Front, request: Request) -> Response:
+async def drain(front: Front, request: HttpRequest) -> Response:
     """``POST /drain``: no more steps, and the end once no step is under way."""
     steps = len(list(front.gateway.sessions.under_way))
     front.end()
     return json_response({"status": "draining", "steps": steps})
 
 
-async def reload(front: Front, request: Request) -> Response:
+async def reload(front: Front, request: HttpRequest) -> Response:
     """``POST /reload``: keys and engines are read again."""
     return json_response({"status": "ok", "notes": await front.reload() if front.reload else ()})
 
 
-async def metrics(front: Front, request: Request) -> Response:
+async def metrics(front: Front, request: HttpRequest) -> Response:
     """``GET /metrics``."""
     return Response(
         front.metrics.text(front.gateway).encode(),
@@ -252,7 +252,7 @@ async def metrics(front: Front, request: Request) -> Response:
     )
 
 
-async def load(front: Front, request: Request) -> Response:
+async def load(front: Front, request: HttpRequest) -> Response:
     """``GET /load``: steps under way, with ``include_inflight=true`` by queue as vLLM has them."""
     steps = list(front.gateway.sessions.under_way)
     answer: dict[str, Any] = {"server_load": len(steps)}
@@ -264,7 +264,7 @@ async def load(front: Front, request: Request) -> Response:
     return json_response(answer)
 
 
-async def state(front: Front, request: Request) -> Response:
+async def state(front: Front, request: HttpRequest) -> Response:
     """``GET /heddle/state``: engines, and the steps under way."""
     gateway = front.gateway
     steps = [

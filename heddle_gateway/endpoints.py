@@ -17,7 +17,7 @@ from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND, ApiError, not_there, of_engine, of_renderer
 from heddle_gateway.exchange import Exchange, refused_stream, renderer_of, streamed, whole
 from heddle_gateway.front import Front, Handler, json_response
-from heddle_gateway.http import Request, Response
+from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
     GENERATE,
@@ -49,7 +49,7 @@ DEADLINE: Final = "X-Heddle-Deadline-S"
 def model_endpoint(endpoint: str) -> Handler:
     """Return the handler of an endpoint that generates."""
 
-    async def handle(front: Front, request: Request) -> Response:
+    async def handle(front: Front, request: HttpRequest) -> Response:
         raw = await front.raw_body(request)
         try:
             ids = split_body(raw) if endpoint == GENERATE else None
@@ -80,7 +80,9 @@ class _Checked:
     """Body, prompt and step of each answer; the samples of a prompt are beside each other."""
 
 
-async def _checked(front: Front, request: Request, endpoint: str, body: dict[str, Any]) -> _Checked:
+async def _checked(
+    front: Front, request: HttpRequest, endpoint: str, body: dict[str, Any]
+) -> _Checked:
     """Read a request.
 
     Raises:
@@ -95,7 +97,7 @@ async def _checked(front: Front, request: Request, endpoint: str, body: dict[str
     check_supported(body, relayed=relayed)
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
     samples = samples_of(body.get("sampling_params") or {} if endpoint == GENERATE else body)
-    named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
+    named = request.headers.get("X-HttpRequest-Id") or text_field(body, "request_id")
     trace, traces = trace_context(request.headers.get("traceparent", "")), front.traces
     make = partial(
         new_step,
@@ -132,7 +134,9 @@ def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -
         raise ApiError(400, text, param="background", ours=True)
 
 
-async def _answered(front: Front, request: Request, endpoint: str, checked: _Checked) -> Response:
+async def _answered(
+    front: Front, request: HttpRequest, endpoint: str, checked: _Checked
+) -> Response:
     """Submit the steps of a request, and answer when they bring something."""
     body = checked.body
     named = checked.named
@@ -167,7 +171,7 @@ async def _answered(front: Front, request: Request, endpoint: str, checked: _Che
 
 
 async def _refusal(
-    front: Front, request: Request, endpoint: str, raw: bytes, wrong: RenderError | ApiError
+    front: Front, request: HttpRequest, endpoint: str, raw: bytes, wrong: RenderError | ApiError
 ) -> ApiError:
     """Return vLLM's own refusal of a body, if it refuses it too; else ours."""
     ours = of_renderer(wrong) if isinstance(wrong, RenderError) else wrong
@@ -187,7 +191,7 @@ async def _refusal(
     return ours if theirs is None else of_engine(theirs)
 
 
-def _deadline_s(request: Request) -> float | None:
+def _deadline_s(request: HttpRequest) -> float | None:
     """Return until when a client waits, by the event loop's clock; None: for ever.
 
     Raises:
@@ -208,7 +212,7 @@ def _deadline_s(request: Request) -> float | None:
 def passed_on(path: str) -> Handler:
     """Return the handler of an endpoint that an engine answers."""
 
-    async def handle(front: Front, request: Request) -> Response:
+    async def handle(front: Front, request: HttpRequest) -> Response:
         raw = await front.raw_body(request)
         body = parse_body(raw)
         try:
@@ -227,12 +231,12 @@ def passed_on(path: str) -> Handler:
     return handle
 
 
-async def list_models(front: Front, request: Request) -> Response:
+async def list_models(front: Front, request: HttpRequest) -> Response:
     """``GET /v1/models``."""
     return json_response(models_response(front.model, front.others))
 
 
-async def one_model(front: Front, request: Request) -> Response:
+async def one_model(front: Front, request: HttpRequest) -> Response:
     """``GET /v1/models/{model}``."""
     name = request.match_info["model"]
     listed = models_response(front.model, front.others)["data"]
@@ -242,7 +246,7 @@ async def one_model(front: Front, request: Request) -> Response:
     return json_response(found)
 
 
-def _identity(front: Front, request: Request, body: Mapping[str, Any]) -> Identity:
+def _identity(front: Front, request: HttpRequest, body: Mapping[str, Any]) -> Identity:
     tenant = request.tenant
     return identify(
         request.headers,
@@ -254,7 +258,7 @@ def _identity(front: Front, request: Request, body: Mapping[str, Any]) -> Identi
     )
 
 
-def path_session(request: Request) -> str:
+def path_session(request: HttpRequest) -> str:
     """Return the session id in a path, "" if it has none."""
     return request.match_info.get("session", "")
 

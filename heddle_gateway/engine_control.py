@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from heddle_gateway.errors import ApiError
 from heddle_gateway.front import EngineControl, Front, Handler, json_response
-from heddle_gateway.http import Request, Response
+from heddle_gateway.http import HttpRequest, Response
 
 NEW_WEIGHTS: Final = ("/update_weights", "/finish_weight_update", "/collective_rpc")
 """After them engines may have other weights."""
@@ -36,7 +36,7 @@ def control_of(front: Front) -> EngineControl:
 def passed_to_all(path: str) -> Handler:
     """Return the handler of a path that every engine gets with the same body and query."""
 
-    async def handle(front: Front, request: Request) -> Response:
+    async def handle(front: Front, request: HttpRequest) -> Response:
         control, body = control_of(front), await front.body(request)
         if path == "/sleep":
             front.gateway.pause()
@@ -52,13 +52,13 @@ def passed_to_all(path: str) -> Handler:
     return handle
 
 
-async def world_size(front: Front, request: Request) -> Response:
+async def world_size(front: Front, request: HttpRequest) -> Response:
     """``GET /get_world_size``: that of all engines together."""
     answers = await control_of(front).call_all("/get_world_size")
     return json_response({"world_size": sum(_sizes(answers))})
 
 
-async def init_weight_transfer(front: Front, request: Request) -> Response:
+async def init_weight_transfer(front: Front, request: HttpRequest) -> Response:
     """``POST /init_weight_transfer_engine``: each engine gets the ranks after those before it."""
     control, body = control_of(front), await front.body(request)
     info = body.get("init_info")

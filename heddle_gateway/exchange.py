@@ -17,7 +17,7 @@ from heddle_gateway.answers import (
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.front import Front, error_body, json_response
-from heddle_gateway.http import Request, Response, Stream
+from heddle_gateway.http import HttpRequest, Response, Stream
 from heddle_gateway.openai_api import (
     GENERATE,
     counted_usage,
@@ -214,7 +214,7 @@ async def whole(exchanges: Sequence[Exchange], samples: int) -> Response:
     return json_response(answer, headers=headers)
 
 
-async def streamed(request: Request, exchanges: Sequence[Exchange], samples: int) -> Response:
+async def streamed(request: HttpRequest, exchanges: Sequence[Exchange], samples: int) -> Response:
     """Send events as tokens come.
 
     An error before the first is the response, as it is vLLM's; later ones are events too.
@@ -247,7 +247,7 @@ def _error_event(endpoint: str, error: ApiError) -> bytes:
     return _encoded(endpoint, body if endpoint == MESSAGES else {**error.error, "type": "error"})
 
 
-async def refused_stream(request: Request, endpoint: str, error: ApiError) -> Response:
+async def refused_stream(request: HttpRequest, endpoint: str, error: ApiError) -> Response:
     """Send a refusal as vLLM sends it once it has begun to stream."""
     response = Stream(request, headers=EVENT_STREAM)
     await response.begin(_error_event(endpoint, error) + DONE * (endpoint not in FORWARDED))

@@ -15,7 +15,7 @@ from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.http import Request, RequestError, Response
+from heddle_gateway.http import HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
 from heddle_gateway.passing import passed
@@ -29,9 +29,9 @@ from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
 if TYPE_CHECKING:
     from heddle_gateway.traces import Traces
 
-Handler: TypeAlias = Callable[["Front", Request], Awaitable[Response]]
+Handler: TypeAlias = Callable[["Front", HttpRequest], Awaitable[Response]]
 """Answers a request to a path."""
-Answering: TypeAlias = Callable[[Request], Awaitable[Response]]
+Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
@@ -122,7 +122,7 @@ class Front:
     def __post_init__(self) -> None:
         self.gateway.on_decision = self.metrics.decisions.take
 
-    def check_caller(self, request: Request, *, admin: bool) -> str:
+    def check_caller(self, request: HttpRequest, *, admin: bool) -> str:
         """Check the caller's key, and that it is no page of another site; return the tenant.
 
         Raises:
@@ -134,7 +134,7 @@ class Front:
         if request.has_body and request.content_type != "application/json":
             # In vLLM's words.
             text = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
+            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad HttpRequest", code=400)
         if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
             raise ApiError(
                 403,
@@ -161,7 +161,7 @@ class Front:
             )
         return UNNAMED if self.tenants.by_name else ""
 
-    async def body(self, request: Request) -> dict[str, Any]:
+    async def body(self, request: HttpRequest) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.
 
         Raises:
@@ -169,7 +169,7 @@ class Front:
         """
         return parse_body(await self.raw_body(request))
 
-    async def raw_body(self, request: Request) -> bytes:
+    async def raw_body(self, request: HttpRequest) -> bytes:
         """Read a request's body.
 
         Raises:
@@ -180,7 +180,7 @@ class Front:
         except RequestError as error:
             raise ApiError(error.status, str(error)) from None
 
-    async def other_endpoint(self, request: Request) -> Endpoint | None:
+    async def other_endpoint(self, request: HttpRequest) -> Endpoint | None:
         """Return the server of the model that a request names, if it is another than ours."""
         if not self.others or request.method != "POST":
             return None
@@ -220,7 +220,7 @@ class Front:
         return str(name)
 
 
-def _is_local(request: Request) -> bool:
+def _is_local(request: HttpRequest) -> bool:
     """Whether a request comes from this machine, and from no proxy on it."""
     if any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via")):
         return False
@@ -262,7 +262,7 @@ def error_response(error: ApiError, path: str = "") -> Response:
 def answering(front: Front, path: str, handle: Handler, access: Access) -> Answering:
     """Return a handler that checks the key, counts, and answers errors in their envelope."""
 
-    async def answer(request: Request) -> Response:
+    async def answer(request: HttpRequest) -> Response:
         metrics, status = front.metrics, 499  # as proxies count clients that went
         metrics.open += 1
         began_s = time.monotonic()

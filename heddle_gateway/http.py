@@ -56,7 +56,7 @@ class Headers(dict[str, str]):
         return super().__contains__(str(name).lower())
 
 
-class Query(dict[str, str]):
+class HttpQuery(dict[str, str]):
     """Fields of a query, the first of each name."""
 
     def __init__(self, text: str) -> None:
@@ -68,7 +68,7 @@ class Query(dict[str, str]):
         return [value for each, value in self._all if each == name]
 
 
-class Request:
+class HttpRequest:
     """A request; its body may still come."""
 
     tenant = ""
@@ -103,8 +103,8 @@ class Request:
         self._came: asyncio.Future[None] | None = None
 
     @cached_property
-    def query(self) -> Query:
-        return Query(self.query_string)
+    def query(self) -> HttpQuery:
+        return HttpQuery(self.query_string)
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -212,7 +212,7 @@ class Response:
         self.status, self._body = status, body
         self._headers = dict(headers or {})
 
-    def _head(self, request: Request, length: str) -> bytes:
+    def _head(self, request: HttpRequest, length: str) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in self._headers.items()])
         if lines.count("\n") != len(self._headers):
             raise ValueError("a header has more than one line")
@@ -224,11 +224,11 @@ class Response:
         head = f"{status}{_dated(int(time.time()))}{lines}{length}\r\n"
         return head.encode("utf-8", "surrogateescape")
 
-    def _bodiless(self, request: Request) -> bool:
+    def _bodiless(self, request: HttpRequest) -> bool:
         """Whether clients take what follows the head for the next answer."""
         return request.method == "HEAD" or self.status in (204, 304)
 
-    async def send(self, request: Request) -> None:
+    async def send(self, request: HttpRequest) -> None:
         """Send what has not been sent."""
         request.keep_alive = request.keep_alive and request.complete
         head = self._head(request, f"Content-Length: {len(self._body)}\r\n")
@@ -251,7 +251,7 @@ class Stream(Response):
     """An answer that is sent as it is made."""
 
     def __init__(
-        self, request: Request, *, status: int = 200, headers: Mapping[str, str] | None = None
+        self, request: HttpRequest, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(status=status, headers=headers)
         self._request = request
@@ -272,7 +272,7 @@ class Stream(Response):
         request.connection.write(head + data)
         await request.connection.drained()
 
-    async def send(self, request: Request) -> None:
+    async def send(self, request: HttpRequest) -> None:
         """Send the end."""
         await self.begin()
         if self._chunked:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from heddle_gateway.http import REASONS, Headers, Request, RequestError, Response
+from heddle_gateway.http import REASONS, Headers, HttpRequest, RequestError, Response
 
 BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
@@ -22,20 +22,20 @@ LINGER_S: Final = 5.0
 """What comes of a body after its answer is dropped for so long: else clients may not see that."""
 _LOG: Final = logging.getLogger(__name__)
 
-Handle = Callable[[Request], Awaitable[Response]]
+Handle = Callable[[HttpRequest], Awaitable[Response]]
 
 
 class Connection(asyncio.Protocol):
     """A client's connection; its parser calls the methods `on_...`."""
 
-    def __init__(self, server: "Server") -> None:
-        self._server, self._loop = server, asyncio.get_running_loop()
+    def __init__(self, others: "OpenConnections") -> None:
+        self._others, self._loop = others, asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[HttpRequest] = deque()
         self.current: asyncio.Task[None] | None = None
         """The request under way."""
-        self._coming: Request | None = None
+        self._coming: HttpRequest | None = None
         """The request whose body comes."""
         self._came, self._since_came = False, 0
         """Whether the data brought a whole head or some of a body; bytes since some did."""
@@ -48,11 +48,11 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self._server.connections.add(self)
+        self._others.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._server.connections.discard(self)
+        self._others.connections.discard(self)
         self._waiting.clear()
         if self.current is not None:
             self.current.cancel()
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         if not target.startswith("/"):
             parts = urlsplit(target)
             target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        request = self._coming = Request(
+        request = self._coming = HttpRequest(
             self,
             method,
             target,
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
     def on_body(self, data: bytes) -> None:
         self._came = True
         if self._coming is not None:
-            self._coming.feed(data, self._server.body_bytes)
+            self._coming.feed(data, self._others.body_bytes)
 
     def on_message_complete(self) -> None:
         if self._coming is not None:
@@ -165,12 +165,12 @@ class Connection(asyncio.Protocol):
 
     # -- answers -----------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: HttpRequest) -> None:
         self.current = self._loop.create_task(self._answer(request))
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: HttpRequest) -> None:
         try:
-            response = await self._server.handle(request)
+            response = await self._others.handle(request)
             await response.send(request)
         except ConnectionError:
             request.keep_alive = False  # the client is gone
@@ -184,10 +184,10 @@ class Connection(asyncio.Protocol):
             self.current, self.since_s = None, self._loop.time()
             self._next(request)
 
-    def _next(self, last: Request) -> None:
+    def _next(self, last: HttpRequest) -> None:
         if self.transport is None:
             return
-        if not last.keep_alive or self._drops or self._server.ends:
+        if not last.keep_alive or self._drops or self._others.ends:
             if last.complete:
                 self.transport.close()
             else:
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             await self._full
 
 
-class Server:
+class OpenConnections:
     """What the connections of a server share."""
 
     def __init__(self, handle: Handle, *, body_bytes: int) -> None:
@@ -279,12 +279,12 @@ async def serving(
     Raises:
         OSError: the address cannot be used.
     """
-    server, loop = Server(handle, body_bytes=body_bytes), asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: Connection(server), host, port, backlog=BACKLOG)
-    closing = loop.create_task(server.close_silent(head_s))
+    opened, loop = OpenConnections(handle, body_bytes=body_bytes), asyncio.get_running_loop()
+    listener = await loop.create_server(lambda: Connection(opened), host, port, backlog=BACKLOG)
+    closing = loop.create_task(opened.close_silent(head_s))
     try:
         yield listener.sockets[0].getsockname()[1]
     finally:
         closing.cancel()
         listener.close()
-        await server.end(grace_s)
+        await opened.end(grace_s)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from heddle_gateway.errors import ApiError, unavailable
-from heddle_gateway.http import Request, Response, Stream
+from heddle_gateway.http import HttpRequest, Response, Stream
 from heddle_runtime.vllm_http.connections import BrokenError
 from heddle_runtime.vllm_http.endpoint import Endpoint, reason_of
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
@@ -32,7 +32,7 @@ def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OURS}
 
 
-async def passed(request: Request, raw: bytes, endpoint: Endpoint) -> Response:
+async def passed(request: HttpRequest, raw: bytes, endpoint: Endpoint) -> Response:
     """Send a request on, and its answer back as it comes.
 
     Raises:

@@ -153,7 +153,7 @@ class RenderingEngines:
         """
         body = args[1]
         model = body.get("model") if isinstance(body, dict) else None
-        engines = self._in_turn(model)
+        engines = self._by_need(model)
         following = next(engines, None)
         calls: dict[asyncio.Task[Any], None] = {}
         failed: RenderError | None = None
@@ -179,18 +179,20 @@ class RenderingEngines:
                 call.cancel()
         raise failed or no_engine(self._wait_s)
 
-    def _in_turn(self, model: Any) -> Iterator[Registered]:
+    def _by_need(self, model: Any) -> Iterator[Registered]:
         """Yield the engines that can render for a model, those that work before the others."""
         registered = self._launcher.registered
         start = next(self._calls) % max(1, len(registered))
-        turn = (*registered[start:], *registered[:start])
-        turn = tuple(e for e in turn if e.facts.adapters and model in e.facts.adapters) or turn
+        engines = (*registered[start:], *registered[:start])
+        engines = (
+            tuple(e for e in engines if e.facts.adapters and model in e.facts.adapters) or engines
+        )
         tried = set[str]()
-        for each in turn:
+        for each in engines:
             if each.engine is not None and each.engine.takes_steps:
                 tried.add(each.url)
                 yield each
-        yield from (each for each in turn if each.url not in tried)
+        yield from (each for each in engines if each.url not in tried)
 
 
 async def _any_ended(calls: Iterable[asyncio.Task[Any]], limit_s: float | None) -> None:

@@ -21,7 +21,7 @@ from opentelemetry.trace import (
 )
 
 from heddle_gateway.client_step import ClientStep
-from heddle_gateway.http import Request
+from heddle_gateway.http import HttpRequest
 from heddle_runtime.generation import TraceContext, trace_context
 from heddle_runtime.vllm_http.step import trace_of
 
@@ -65,7 +65,7 @@ class Traces:
         """Return the context that engines get for a step of a request."""
         return msgspec.structs.replace(client, span_id=secrets.token_hex(8))
 
-    def write(self, request: Request, path: str, status: int, began_s: float) -> None:
+    def write(self, request: HttpRequest, path: str, status: int, began_s: float) -> None:
         """Make the spans of a request that was answered; times are of `time.monotonic`."""
         parent = trace_context(request.headers.get("traceparent", ""))
         steps = request.steps or []

@@ -184,6 +184,12 @@ class Regime:
             staleness.counted_by != "nothing" or most is not None,
             "without a limit by version or batch, max_concurrent must be given",
         )
+        self._check_updates()
+        self._check_data()
+
+    def _check_updates(self) -> None:
+        """Refuse what runs across weight updates and may not."""
+        sampling, staleness, update = self.sampling, self.staleness, self.update
         carries = self.batching.rest == "keep"
         overlapping = (
             staleness.counted_by != "batch"
@@ -218,7 +224,6 @@ class Regime:
             or not carries,
             "staleness bound 0 with late drop would discard what rest keep carries over",
         )
-        self._check_data()
 
     def _check_gpus(self) -> None:
         """Refuse what GPUs that rollout and training have in turn cannot do."""

@@ -25,7 +25,7 @@ class ConnectError(BrokenError):
     """There is no connection; the message is that of the system."""
 
 
-class Server(NamedTuple):
+class Origin(NamedTuple):
     """Where connections go."""
 
     host: str
@@ -42,7 +42,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self.paused = self._reusable = False
-        self.heard_s = 0.0
+        self.received_s = 0.0
         self.error: BaseException | None = None
         self.complete = True
 
@@ -59,14 +59,14 @@ class _Connection(asyncio.Protocol):
         """Begin a call."""
         self.status, self.headers, self.pieces = 0, dict[str, str](), list[bytes]()
         self.size = self._head_bytes = 0
-        self.complete, self.heard_s = False, self._loop.time()
+        self.complete, self.received_s = False, self._loop.time()
         if self._transport is None or self.closes:
             self.fail(BrokenError("the server has closed the connection"))
         else:
             self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._loop.time()
+        self.received_s = self._loop.time()
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -147,7 +147,7 @@ class _Connection(asyncio.Protocol):
         """Return what has come of the answer's body."""
         pieces, self.pieces, self.size = self.pieces, [], 0
         if self.paused and self._transport is not None:
-            self.paused, self.heard_s = False, self._loop.time()
+            self.paused, self.received_s = False, self._loop.time()
             self._transport.resume_reading()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -160,24 +160,24 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
 
-class Call:
+class HttpCall:
     """A call, to be used by `async with`; then status and headers (lower case) are there."""
 
     def __init__(
         self,
         pool: "Connections",
-        server: Server,
+        origin: Origin,
         request: bytes,
         *,
         limit_s: float | None,
         silence_s: float | None = None,
     ) -> None:
         """`limit_s` is of the whole call, `silence_s` of each wait for bytes."""
-        self._pool, self._server, self._request = pool, server, request
+        self._pool, self._origin, self._request = pool, origin, request
         self._limit_s, self._silence_s = limit_s, silence_s
         self._timer: asyncio.TimerHandle | None = None
 
-    async def __aenter__(self) -> "Call":
+    async def __aenter__(self) -> "HttpCall":
         """Send the request, and wait for the head of the answer.
 
         Raises:
@@ -188,10 +188,10 @@ class Call:
         loop = asyncio.get_running_loop()
         self._until_s = float("inf") if self._limit_s is None else loop.time() + self._limit_s
         while True:
-            connection = self._pool.idle(self._server)
+            connection = self._pool.idle(self._origin)
             used = connection is not None
             if connection is None:
-                connection = await self._pool.connect(self._server, self._limit_s)
+                connection = await self._pool.connect(self._origin, self._limit_s)
             self._connection = connection
             try:
                 connection.send(self._request)
@@ -226,8 +226,8 @@ class Call:
         """End the call if it takes too long; else look again when it may."""
         until_s = self._until_s
         if self._silence_s is not None:
-            heard_s = loop.time() if self._connection.paused else self._connection.heard_s
-            until_s = min(until_s, heard_s + self._silence_s)
+            received_s = loop.time() if self._connection.paused else self._connection.received_s
+            until_s = min(until_s, received_s + self._silence_s)
         if (left_s := until_s - loop.time()) > 0:
             self._timer = loop.call_later(left_s, self._look, loop)
         else:
@@ -282,7 +282,7 @@ class Connections:
     """Connections of any number of servers, as many as there are calls; one event loop uses it."""
 
     def __init__(self) -> None:
-        self._idle: dict[Server, dict[_Connection, None]] = {}
+        self._idle: dict[Origin, dict[_Connection, None]] = {}
         self.open: set[_Connection] = set()
         self._tls: ssl.SSLContext | None = None
 
@@ -299,36 +299,36 @@ class Connections:
         while self.open:
             await asyncio.sleep(0)
 
-    def idle(self, server: Server) -> _Connection | None:
+    def idle(self, origin: Origin) -> _Connection | None:
         """Take a connection that is idle, the one that was used last."""
-        found = self._idle.get(server)
+        found = self._idle.get(origin)
         if not found:
             return None
         connection, _ = found.popitem()
         if connection.closes:
-            return self.idle(server)
-        if asyncio.get_running_loop().time() - connection.heard_s <= IDLE_S:
+            return self.idle(origin)
+        if asyncio.get_running_loop().time() - connection.received_s <= IDLE_S:
             return connection
         for old in (connection, *found):
             old.fail(BrokenError("it was idle"))
         found.clear()
         return None
 
-    async def connect(self, server: Server, limit_s: float | None) -> _Connection:
+    async def connect(self, origin: Origin, limit_s: float | None) -> _Connection:
         """Return a new connection.
 
         Raises:
             ConnectError: there is none.
             TimeoutError: it took too long.
         """
-        if server.tls and self._tls is None:
+        if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        idle = self._idle.setdefault(server, {})
+        idle = self._idle.setdefault(origin, {})
         made = asyncio.get_running_loop().create_connection(
             lambda: _Connection(self, idle),
-            server.host,
-            server.port,
-            ssl=self._tls if server.tls else None,
+            origin.host,
+            origin.port,
+            ssl=self._tls if origin.tls else None,
         )
         try:
             async with asyncio.timeout(min(CONNECT_LIMIT_S, limit_s or CONNECT_LIMIT_S)):

@@ -11,10 +11,10 @@ import msgspec
 
 from heddle_runtime.vllm_http.connections import (
     BrokenError,
-    Call,
     ConnectError,
     Connections,
-    Server,
+    HttpCall,
+    Origin,
 )
 
 ANSWER_BYTES = 64 << 20
@@ -66,7 +66,7 @@ class Endpoint:
         parts = urlsplit(self.url)
         tls = parts.scheme == "https"
         try:
-            self._server = Server(parts.hostname or "", parts.port or (443 if tls else 80), tls)
+            self._origin = Origin(parts.hostname or "", parts.port or (443 if tls else 80), tls)
         except ValueError:
             raise UrlError(f"{self.url} has no port that there can be") from None
         self._prefix = quote(parts.path, safe=_IN_URLS)
@@ -85,12 +85,12 @@ class Endpoint:
         limit_s: float | None,
         silence_s: float | None = None,
         headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> Call:
+    ) -> HttpCall:
         """Begin a call, to be used by `async with`; `silence_s` limits each wait for bytes."""
         data = msgspec.json.encode(body)
         return self._call("POST", path, data, {**self._own, **headers}, limit_s, silence_s)
 
-    def open(self, method: str, path: str, data: bytes, headers: Mapping[str, str]) -> Call:
+    def open(self, method: str, path: str, data: bytes, headers: Mapping[str, str]) -> HttpCall:
         """Begin a call of a body as it is, to be used by `async with`; it may last for ever."""
         kept = {k: v for k, v in headers.items() if k.title() not in self._own}
         return self._call(method, path, data, {**kept, **self._own}, None)
@@ -103,13 +103,15 @@ class Endpoint:
         headers: Mapping[str, str],
         limit_s: float | None,
         silence_s: float | None = None,
-    ) -> Call:
+    ) -> HttpCall:
         head = [f"{method} {self._prefix}{quote(path, safe=_IN_URLS)} HTTP/1.1\r\n", self._host]
         head += [f"{name}: {value}\r\n" for name, value in headers.items()]
         length = "" if data is None else f"Content-Length: {len(data)}\r\n"
         sent = "".join([*head, length, "\r\n"]).encode("utf-8", "surrogateescape")
         request = sent + (data or b"")
-        return Call(self._connections, self._server, request, limit_s=limit_s, silence_s=silence_s)
+        return HttpCall(
+            self._connections, self._origin, request, limit_s=limit_s, silence_s=silence_s
+        )
 
     async def call(self, path: str, body: Any = None, *, limit_s: float) -> "Answer":
         """Make one call, a GET without a body, and return its whole answer.

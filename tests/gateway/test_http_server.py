@@ -15,7 +15,7 @@ from tests.gateway.served import NO_AIOHTTP
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 from heddle_gateway import http_server
-from heddle_gateway.http import Request, RequestError, Response, Stream
+from heddle_gateway.http import HttpRequest, RequestError, Response, Stream
 from heddle_gateway.http_server import serving
 
 LIMIT = 100_000
@@ -27,11 +27,11 @@ class Server:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.asked: list[Request] = []
+        self.asked: list[HttpRequest] = []
         self.cancelled = 0
         self.held = asyncio.Event()
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> Response:
         self.asked.append(request)
         try:
             return await self._answer(request)
@@ -43,7 +43,7 @@ class Server:
             self.cancelled += 1
             raise
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> Response:
         if request.path == "/early":
             return Response(b"no", status=401)
         if request.path == "/held":
@@ -281,7 +281,7 @@ def test_heads_without_end_are_refused(head: bytes):
         async with server() as at:
             pieces = [head[n : n + 10_000] for n in range(0, len(head), 10_000)]
             answer = await at.raw(b"GET /a HTTP/1.1\r\n", *pieces, until_closed=True)
-            assert answer.startswith(b"HTTP/1.0 400 Bad Request")
+            assert answer.startswith(b"HTTP/1.0 400 Bad HttpRequest")
             assert not at.asked
             # A connection may have any number of heads.
             sent = b"GET /a HTTP/1.1\r\nX: " + b"y" * 1_000 + b"\r\n\r\n"
