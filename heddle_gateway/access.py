@@ -32,7 +32,7 @@ class AccessLog:
             "path": path,
             "status": status,
             "seconds": round(now_s - began_s, 6),
-            "request_id": request.headers.get("X-HttpRequest-Id"),
+            "request_id": request.headers.get("X-Request-Id"),
         }
         if request.steps:
             line |= _of_steps(request.steps)

@@ -97,7 +97,7 @@ async def _checked(
     check_supported(body, relayed=relayed)
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
     samples = samples_of(body.get("sampling_params") or {} if endpoint == GENERATE else body)
-    named = request.headers.get("X-HttpRequest-Id") or text_field(body, "request_id")
+    named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
     trace, traces = trace_context(request.headers.get("traceparent", "")), front.traces
     make = partial(
         new_step,

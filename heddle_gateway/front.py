@@ -134,7 +134,7 @@ class Front:
         if request.has_body and request.content_type != "application/json":
             # In vLLM's words.
             text = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad HttpRequest", code=400)
+            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
         if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
             raise ApiError(
                 403,
@@ -207,6 +207,9 @@ class Front:
         name = body.get("model")
         if name in (None, "") or not models:
             return models[0] if models else "model"
+        if not isinstance(name, str):
+            text = "1 validation error:\n  'model': Input should be a valid string"
+            raise ApiError(400, text, kind="Bad Request", code=400, param="model")
         adapters = self.model.adapters()
         if name not in models and name not in adapters:
             shown, served = repr(name)[:200], ", ".join(map(repr, (*models, *adapters)))
@@ -217,7 +220,7 @@ class Front:
                 param="model",
                 code="model_not_found",
             )
-        return str(name)
+        return name
 
 
 def _is_local(request: HttpRequest) -> bool:

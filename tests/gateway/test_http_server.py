@@ -281,7 +281,7 @@ def test_heads_without_end_are_refused(head: bytes):
         async with server() as at:
             pieces = [head[n : n + 10_000] for n in range(0, len(head), 10_000)]
             answer = await at.raw(b"GET /a HTTP/1.1\r\n", *pieces, until_closed=True)
-            assert answer.startswith(b"HTTP/1.0 400 Bad HttpRequest")
+            assert answer.startswith(b"HTTP/1.0 400 Bad Request")
             assert not at.asked
             # A connection may have any number of heads.
             sent = b"GET /a HTTP/1.1\r\nX: " + b"y" * 1_000 + b"\r\n\r\n"
