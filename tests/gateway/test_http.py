@@ -369,7 +369,7 @@ BAD: Any = [
     (b'{"max_tokens": NaN, "messages": []}', 400, "not JSON"),
     (b"{" + b",".join(b'"k%d":{}' % n for n in range(50_000)) + b"}", 400, "messages"),
     (b'{"model": "other", "messages": []}', 404, "not served"),
-    (b'{"model": ["fake"], "messages": []}', 404, "not served"),
+    (b'{"model": ["fake"], "messages": []}', 400, "valid string"),
     (b'{"n": 2000, "messages": []}', 400, "1,024 at most"),
     (b'{"n": "2", "messages": []}', 400, "messages"),
     (b'{"stream": "yes", "messages": []}', 400, "stream"),
