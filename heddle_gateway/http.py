@@ -181,7 +181,7 @@ class HttpRequest:
         try:
             self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
         except RequestError as error:
-            self._error = error  # of whoever reads it again too
+            self._error = error  # a second read raises it too
             raise
         return self._read
 

@@ -23,11 +23,6 @@ NO_TENANTS: Final = (
 )
 
 
-def is_gateway(headers: Mapping[str, str]) -> bool:
-    """Whether a Heddle gateway sent an answer."""
-    return any(name.lower() == GATEWAY_HEADER for name in headers)
-
-
 def _kept(headers: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in _OURS}
 
@@ -43,7 +38,7 @@ async def passed(request: HttpRequest, raw: bytes, endpoint: Endpoint) -> Respon
     call = endpoint.open(request.method, request.target, raw, _kept(request.headers))
     try:
         async with call as answer:
-            if request.tenant and is_gateway(answer.headers):
+            if request.tenant and GATEWAY_HEADER in answer.headers:
                 raise ApiError(502, f"the server of this model {NO_TENANTS}", kind="server_error")
             response = Stream(request, status=answer.status, headers=_kept(answer.headers))
             await response.begin()

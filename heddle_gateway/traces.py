@@ -27,7 +27,7 @@ from heddle_runtime.vllm_http.step import trace_of
 
 
 class _Known(RandomIdGenerator):  # type: ignore[misc]
-    """Ids that engines were told before their spans are made."""
+    """Makes spans with ids that were sent to engines before."""
 
     trace_id = span_id = ""
 

@@ -14,11 +14,11 @@ from heddle.gateway.config import GatewayConfig, check_address, other_models
 from heddle.gateway.setup import prepared
 from heddle.running import planned_tps
 from heddle.setup import RunSetup
-from heddle_gateway.passing import NO_TENANTS, is_gateway
+from heddle_gateway.passing import NO_TENANTS
 from heddle_gateway.saved import SavedState
 from heddle_runtime.vllm_http.connections import Connections
 from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
-from heddle_runtime.vllm_http.probe import CHAT, EndpointFacts, ProbeError, probe
+from heddle_runtime.vllm_http.probe import CHAT, GATEWAY_HEADER, EndpointFacts, ProbeError, probe
 from heddle_runtime.vllm_http.settings import HttpSettings
 
 _NO_CHAT: Final = "no chat template, so every chat request fails: "
@@ -136,7 +136,7 @@ async def _other(name: str, endpoint: Endpoint, keys: str) -> Check:
         answer = await endpoint.call("/v1/models", limit_s=_LIMIT_S)
     except UnreachableError as error:
         return Check(what, str(error), ok=False)
-    if keys and is_gateway(answer.headers):
+    if keys and GATEWAY_HEADER in answer.headers:
         return Check(what, NO_TENANTS, ok=False)
     content = answer.json()
     listed = content.get("data") if isinstance(content, dict) else None
