@@ -47,11 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpus", type=int, nargs="*", default=[8])
     parser.add_argument("--trajectories", type=int, default=1600, help="of synthetic workloads")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[*RECORDED, *WORKLOADS])
     given = parser.parse_args(arguments)
     cells = []
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
     with tempfile.TemporaryDirectory() as folder:
-        for name, gpus, seed in product(given.only, given.gpus, range(given.seeds)):
+        for name, gpus, seed in product(given.only, given.gpus, seeds):
             for history in ("prior", "none") if name in WORKLOADS else ("none", "third"):
                 files = parts(name, given.trajectories, seed, Path(folder))
                 cells.append(_cell(name, gpus, seed, history, *files))
