@@ -90,9 +90,9 @@ class WeightUpdateProfile:
 
         `model`: a name, a TrainedModel, or a number of parameters. `gpus`: trainer and engine GPUs
         that take part, 1 or more; published rates do not depend on them. Bytes are of the name's
-        precision (`WEIGHT_BYTES`), 2 a parameter without one or gathered in bf16. A delta is given by its
-        full size, since its method was fitted so. `relayed`: relay workers hold the weights for
-        the engines. Raises WeightUpdateError for an unknown method.
+        precision (`WEIGHT_BYTES`), 2 a parameter without one or gathered in bf16. A delta is given
+        by its full size, since its method was fitted so. `relayed`: relay workers hold the weights
+        for the engines. Raises WeightUpdateError for an unknown method.
         """
         one = self.methods.get(method)
         if one is None:
