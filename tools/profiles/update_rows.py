@@ -32,25 +32,14 @@ TIMED = ("update", "refit", "transfer", "exposed", "median")
 SHORTEST_S = 0.5
 """Of a whole model; shorter ones leave out the set-up, or imply rates that no link has."""
 
-DELTA_PAGE = "verl-project/verl docs/advance/delta_weight_sync.md"
 FURTHER_ROWS = (
     ("qwen3-8b", "delta", 3.34, "verl-project/verl issue 7324"),
     ("qwen3-8b", "delta", 3.0, "verl-project/verl issue 7324"),
-    ("qwen3-30b-a3b", "nccl", 24.9, DELTA_PAGE),
-    ("qwen3-30b-a3b", "delta", 18.4, DELTA_PAGE),
-    ("qwen3-32b", "nccl_bucket", 2.3, "huggingface/trl pull 7131"),
     ("qwen3-30b-a3b", "colocated", 7.0, "THUDM/slime, CUDA IPC"),
-    ("qwen3-30b-a3b", "colocated", 20.0, "vllm-project/vime issue 175"),
-    ("qwen3-30b-a3b", "colocated", 10.0, "THUDM/slime pull 374"),
-    ("glm-4.5", "colocated", 77.0, "THUDM/slime pull 374"),
-    ("qwen3-30b-a3b", "colocated", 17.2, "NVIDIA-NeMo/RL pull 3294"),
-    ("qwen3-235b-a22b", "colocated", 40.2, "NVIDIA-NeMo/RL pull 3294"),
 )
-"""Models, methods, seconds and sources of updates that the tables do not have: A800 with 16 + 16
-and 8 + 8 GPUs (7324); Megatron TP 4, EP 2 on H100 by the page's authors (verl issue 7060); FSDP2
-on 16 + 16 H200 (7131); slime after its buckets, and as vime measured it on H200 with its pauses
-(175); FP8 engines (374) and MXFP8 ones on B200 (3294), whose weights are gathered in bf16. Full
-updates of 7324, 34.26 and 11.0 s by NCCL, are left out: no rate explains both."""
+"""Models, methods, seconds and sources of updates in bf16 that the tables do not have: A800 with
+16 + 16 and 8 + 8 GPUs (7324), slime after its buckets. Full updates of 7324, 34.26 and 11.0 s by
+NCCL, are left out: no rate explains both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
