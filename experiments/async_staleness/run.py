@@ -43,8 +43,6 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             train_gpus=(sized(size, 32, 8),),
             groups=sized(size, 32, 8),
             steps=sized(size, 40, 20),
-            # As its table: no pass of the trainer for old log-probabilities.
-            options={"logprob_passes": 0, "train_backend": "fsdp"},
         ),
         "marin": Loop(
             regimes=tuple(_areal(eta) for eta in ALLOWANCES),
