@@ -273,17 +273,20 @@ class TrainingProfile:
         if on.padded:
             n = np.full_like(n, longest)
         tokens = float(n.sum())
-        work = token * tokens + pair * float(n @ n)
-        if layout is not None:
-            work = max(work, on.data_parallel(gpus) * (token + pair * longest) * longest)
-        seconds = work / gpus
-        if colocated:
-            seconds /= self.colocated_efficiency.get(backend, 1.0)
+        of_sample = token * n + pair * n * n
+
+        def seconds_of(parts: Sequence[NDArray[np.float64]]) -> float:
+            """Of parts one after the other, each as long as its longest sample on one rank."""
+            ranks = 0 if layout is None else on.data_parallel(gpus)
+            work = sum(max(float(part.sum()), ranks * float(part.max())) for part in parts)
+            return work / gpus / (self.colocated_efficiency.get(backend, 1.0) if colocated else 1.0)
+
+        seconds = seconds_of(np.array_split(of_sample, min(optimizer_steps, len(n))))
         of_step = pipeline_stretch(on, gpus=gpus, tokens=tokens / optimizer_steps, longest=longest)
         of_pass = pipeline_stretch(on, gpus=gpus, tokens=tokens, longest=longest)
         fixed = self.collectives_s(m, gpu=gpu, gpus=gpus, backend=backend, layout=layout)
         gather = fixed * FORWARD_BYTES[backend] / STEP_BYTES[backend]
-        forward = seconds / 3 / (RECOMPUTED if backend == "fsdp" else 1.0)
+        forward = seconds_of([of_sample]) / 3 / (RECOMPUTED if backend == "fsdp" else 1.0)
         return TrainingTime(
             train_s=seconds * of_step,
             logprob_s=logprob_passes * (forward * of_pass + gather),

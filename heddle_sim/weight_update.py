@@ -27,6 +27,9 @@ WEIGHT_BYTES: Final[Mapping[str, float]] = MappingProxyType(
     }
 )
 """Of a parameter with its scales: FP8 with one in fp32 for a block of 128 x 128."""
+GATHERED_IN_BF16: Final = ("colocated",)
+"""Methods that quantize what trainers have gathered: GLM-4.5 in FP8 takes 77 s (THUDM/slime pull
+374), 10 GB/s of its bf16 weights, the rate of bf16 engines."""
 TENSORS_OF_LAYER, TENSORS_OF_EXPERT = 12, 3
 """Of a layer without its experts, at most (Qwen3: 11 with its norms and biases, counted on Hugging
 Face); and gate, up and down of each expert."""
@@ -86,16 +89,17 @@ class WeightUpdateProfile:
         """Seconds to bring the weights of a model to all engines.
 
         `model`: a name, a TrainedModel, or a number of parameters. `gpus`: trainer and engine GPUs
-        that take part, 1 or more; published rates do not depend on them. Engines have the bytes of
-        the name's precision (`WEIGHT_BYTES`), 2 a parameter without one. A delta is given by its
-        full size, since its method was fitted so. `relayed`: relay workers hold the weights for
-        the engines. Raises WeightUpdateError for an unknown method.
+        that take part, 1 or more; published rates do not depend on them. Bytes are of the name's
+        precision (`WEIGHT_BYTES`), 2 a parameter without one or gathered in bf16. A delta is given
+        by its full size, since its method was fitted so. `relayed`: relay workers hold the weights
+        for the engines. Raises WeightUpdateError for an unknown method.
         """
         one = self.methods.get(method)
         if one is None:
             known = ", ".join(sorted(self.methods))
             raise WeightUpdateError(f"unknown weight update method {method!r}; known: {known}")
-        bytes_per_parameter = _bytes_of(model)
+        gathered = method in GATHERED_IN_BF16
+        bytes_per_parameter = WEIGHT_BYTES["bf16"] if gathered else _bytes_of(model)
         tensors = 0
         if isinstance(model, str | TrainedModel):
             shape = trained_model(model)

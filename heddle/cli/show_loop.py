@@ -145,7 +145,7 @@ def _splits(result: LoopComparison) -> None:
 def _tried(result: LoopComparison) -> None:
     """The objective of every regime at every setting."""
     what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
-    click.echo(f"tried    mean {what} by GPUs of the trainer; * the best\n")
+    click.echo(f"tried    mean {what} by GPUs of the trainer; * the best{EQUAL}\n")
     best = {id(row) for row in result.regimes}
     names = [row.setup.label for row in result.regimes]
     cells = (
@@ -153,7 +153,7 @@ def _tried(result: LoopComparison) -> None:
             _setting(result, row),
             f"{row.setup.train_gpus} train",
             id(row) in best,
-            row.value(result.objective),
+            row.value_of_any_length(result.objective),
         )
         for row in sorted(result.tried, key=lambda row: names.index(row.setup.label))
     )

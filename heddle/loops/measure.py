@@ -59,10 +59,10 @@ class LoopFigures:
     wasted_tokens: int
     """Output tokens of trajectories that were discarded before the last batch was trained."""
     mean_trained_tokens: float
-    """Output tokens of a trained trajectory, over the whole loop."""
+    """Output tokens of a trained trajectory, of the steps in `step_s`."""
     mean_started_tokens: float
-    """Output tokens that as many trajectories would make as were trained or discarded, in the order
-    of their starts."""
+    """Output tokens that as many trajectories would make as were trained or discarded in these
+    steps, in the order of their starts."""
     all_trained_tokens: int
     """Output tokens of all trained trajectories, over the whole loop."""
     masked_tokens: int
@@ -161,6 +161,8 @@ def loop_figures(
     sample_of = dict(zip(begun.codes("trajectory").tolist(), samples, strict=True))
     parts, batches = columns.trainings, columns.batches
     members = np.concatenate(parts["members"])
+    later_parts = np.flatnonzero(parts["batch"] >= first)
+    measured = np.concatenate([parts["members"][part] for part in later_parts])
     trained = [
         TrainedSample(TrajectoryId(journal.trajectories[code]), *sample_of[code])
         for code in members.tolist()
@@ -169,22 +171,22 @@ def loop_figures(
     ok = moves.ints("ok")[moves.codes("pool") == pools.index("hybrid")]
     later, tokens = batches[first:], columns.tokens[members]
     masked = np.where(_truncated(journal), columns.tokens, 0) if masks else columns.tokens * 0
-    wasted = int(np.searchsorted(columns.wasted, columns.trained[-1]))
+    wasted = np.searchsorted(columns.wasted, columns.trained[[first - 1, -1]])
+    before, ended_by = wasted + np.array([len(members) - len(measured), len(members)])
     # Output tokens in order of the starts, of as many as have ended.
-    ended = [data.output_tokens(*sample) for sample in samples[: len(members) + wasted]]
+    ended = [data.output_tokens(*sample) for sample in samples[:ended_by]]
     versions, numbers = np.unique(np.concatenate(parts["staleness"]), return_counts=True)
     figures = LoopFigures(
         steps=len(batches),
         duration_s=batches[-1].end_s,
         step_s=tuple(b.end_s - a.end_s for a, b in pairwise(batches[first - 1 :])),
         trained_trajectories=sum(batch.trajectories for batch in later),
-        trained_tokens=sum(batch.tokens for batch in later)
-        - sum(int(masked[of_batch].sum()) for of_batch in parts["members"][first:]),
+        trained_tokens=sum(batch.tokens for batch in later) - int(masked[measured].sum()),
         training_s=float(np.cumsum(parts["ended_s"] - parts["began_s"])[-1]),
         staleness=tuple(zip(versions.tolist(), numbers.tolist(), strict=True)),
         wasted_tokens=sum(batch.wasted_tokens for batch in batches),
-        mean_trained_tokens=int(tokens.sum()) / len(tokens),
-        mean_started_tokens=sum(ended) / len(ended),
+        mean_trained_tokens=float(columns.tokens[measured].mean()),
+        mean_started_tokens=fmean(ended[before:]),
         all_trained_tokens=int(tokens.sum()),
         masked_tokens=int(masked[members].sum()),
         length_distance=distance(tokens.tolist(), ended),

@@ -68,7 +68,8 @@ class RegimeResult:
     train_busy = _OfRuns(lambda run: run.training_s / run.duration_s, mean)
     """Share of the time in training."""
     length_bias = _OfRuns(lambda run: run.mean_trained_tokens / run.mean_started_tokens, mean)
-    """Mean output of a trained trajectory over that of a started one; below 1: too short."""
+    """Mean output of a trained trajectory over that of a started one, in measured batches; below 1:
+    too short."""
     length_distance = _OfRuns(lambda run: run.length_distance, fmean)
     batch_spread = _OfRuns(lambda run: run.batch_spread, fmean)
     longest_over_mean = _OfRuns(lambda run: run.longest_over_mean, fmean)
@@ -107,12 +108,12 @@ class RegimeResult:
         """
         return self.samples_per_s * self.length_bias
 
-    def equal_value(self, objective: Objective) -> float:
-        """`value` for as many tokens as samples of the data set have."""
-        return self.value(objective) / self.length_bias
-
     def value(self, objective: Objective) -> float:
-        """What the objective makes least: seconds of a step, or dollars of a thousand samples."""
+        """What the objective makes least, for as many tokens as samples of the data set have."""
+        return self.value_of_any_length(objective) / self.length_bias
+
+    def value_of_any_length(self, objective: Objective) -> float:
+        """Seconds of a step, or dollars of a thousand samples."""
         return objective_value(objective, self.step_s.mean, self.cost_per_1k_samples)
 
     @property
@@ -237,21 +238,20 @@ class LoopComparison(Tabled):
 
     @property
     def regimes(self) -> tuple[RegimeResult, ...]:
-        """Each regime at its best setting by the objective; the first of equals."""
+        """Each regime at its best setting by the objective at equal data; the first of equals."""
         return best_rows(self.tried, self.objective, lambda row: row.setup.label)
 
     @property
     def ranking(self) -> tuple[RegimeResult, ...]:
-        """`regimes` by the objective at equal data (`RegimeResult.equal_value`); equals in their
-        order."""
-        return tuple(sorted(self.regimes, key=lambda row: row.equal_value(self.objective)))
+        """`regimes` by the objective at equal data; equals in their order."""
+        return ranked(self.regimes, self.objective)
 
     @property
     def warnings(self) -> list[str]:
         """What has no effect, and where a ranking that does not look at the data would differ."""
         ends_s = [run.duration_s for row in self.tried for run in row.runs]
         found = too_late(self.tried[0].setup.config.run.cluster.failures, ends_s)
-        plainly = ranked(self.regimes, self.objective)
+        plainly = sorted(self.regimes, key=lambda row: row.value_of_any_length(self.objective))
         if any(a is not b for a, b in zip(plainly, self.ranking, strict=True)):
             names = ", ".join(
                 f"{row.setup.label} ({row.length_bias:.2f} of the length, "
@@ -276,7 +276,7 @@ class LoopComparison(Tabled):
             f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
         )
         if others:
-            more = others[0].equal_value("makespan") / best.equal_value("makespan") - 1.0
+            more = others[0].value("makespan") / best.value("makespan") - 1.0
             text += f", at equal data {more * 100.0:.0f} % faster than the next best, "
             text += others[0].setup.label
         gain = self.packing_gain(best)

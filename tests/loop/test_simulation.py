@@ -486,7 +486,7 @@ def test_the_gpus_of_a_pool_are_taken_out_once(trace: str):
     assert row.setup.gpus == 8 + small.train_gpus
     assert row.setup.config.run.cluster.gpus == 4
     (again,) = compare_regimes([small, replace(small, train_gpus=16)], fitting_only=True).regimes
-    assert again.step_s.mean <= row.step_s.mean
+    assert again.value("makespan") <= row.value("makespan")
 
 
 def test_a_run_directory_of_a_pool_is_replayed_where_its_slots_bind(trace: str, tmp_path: Path):
@@ -594,6 +594,31 @@ def test_engines_on_lent_gpus_share_the_trajectories_evenly(trace: str):
     counts = sorted(len(each) for each in members.values())
     assert len(counts) == 4
     assert 3 * counts[0] >= counts[-1], counts
+
+
+def test_a_regime_has_the_split_that_ranks_best(trace: str):
+    """A split that leaves long trajectories out is quicker, and not the better one."""
+    result = compare_regimes([config(trace, "sync")])
+    (row,) = result.tried
+    (run_,) = row.runs
+    short = replace(
+        run_,
+        step_s=tuple(0.9 * seconds for seconds in run_.step_s),
+        mean_trained_tokens=0.8 * run_.mean_trained_tokens,
+    )
+    quicker = replace(row, runs=(short,), step_s=replace(row.step_s, mean=0.9 * row.step_s.mean))
+    assert quicker.equal_samples_per_s < row.equal_samples_per_s
+    assert replace(result, tried=(quicker, row)).regimes == (row,)
+
+
+@pytest.mark.parametrize("regime", ["areal:max_head_offpolicyness=2", "heddle-loop", "rollpacker"])
+def test_rates_and_lengths_are_of_the_same_batches(trace: str, regime: str):
+    (row,) = compare_regimes([config(trace, regime)]).tried
+    (run_,) = row.runs
+    measured = run_.batches[run_.first_measured :]
+    tokens = sum(batch.tokens for batch in measured)
+    assert run_.mean_trained_tokens == tokens / sum(batch.trajectories for batch in measured)
+    assert run_.samples_per_s * run_.mean_trained_tokens == pytest.approx(run_.tokens_per_s)
 
 
 def test_regimes_rank_by_tokens_of_like_lengths(trace: str):

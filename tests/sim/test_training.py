@@ -187,6 +187,27 @@ def test_colocated_and_optimizer_steps_and_passes_cost_time():
     assert TRAINING.step_time([], model="qwen3-8b", gpu="h100", gpus=8).total_s == 0
 
 
+def test_each_optimizer_step_waits_for_its_longest_sample():
+    """Twice the ranks train as fast where every mini-batch has a sample that is long for a rank."""
+    lengths = ([20_000] + [500] * 31) * 4
+
+    def train_s(gpus, optimizer_steps):
+        return TRAINING.step_time(
+            lengths,
+            model="qwen3-8b",
+            gpu="h100",
+            gpus=gpus,
+            layout=TrainLayout(),
+            optimizer_steps=optimizer_steps,
+        ).train_s
+
+    longest = TRAINING.step_time([20_000], model="qwen3-8b", gpu="h100", gpus=1).train_s
+    assert train_s(32, 4) == pytest.approx(4 * longest)
+    assert train_s(64, 4) == pytest.approx(train_s(32, 4))
+    assert train_s(64, 1) == pytest.approx(longest)
+    assert train_s(1, 4) == pytest.approx(train_s(1, 1))
+
+
 def test_a_pipeline_fills_and_drains():
     layout = TrainLayout(pp=4, micro_batch_tokens=1000)
     # 16,000 tokens on 2 ranks of data parallelism: 8 micro-batches.
@@ -200,7 +221,7 @@ def test_a_pipeline_fills_and_drains():
 def test_the_pipeline_fills_and_drains_once_an_optimizer_step(optimizer_steps, stretch):
     def of(layout):
         return TRAINING.step_time(
-            [1000] * 16,
+            [100] * 160,
             model="qwen3-8b",
             gpu="h100",
             gpus=8,

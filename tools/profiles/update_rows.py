@@ -6,7 +6,7 @@ from pathlib import Path
 
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.trained_models import trained_model
-from heddle_sim.weight_update import WEIGHT_BYTES, tensors_of
+from heddle_sim.weight_update import GATHERED_IN_BF16, WEIGHT_BYTES, tensors_of
 from tools.profiles.training_rows import document, model_name
 
 COLUMNS = ("model", "params_b", "dtype", "method", "layout", "seconds", "what", "source")
@@ -21,8 +21,13 @@ METHODS = (
     (r"delta", "delta"),
     (r"nccl|^slime$", "nccl"),
 )
-NCCL_OF = {"checkpoint-engine-refit": "nccl_sharded", "issues 7262": "nccl_bucket"}
-"""What plain NCCL does in a document: all ranks of NeMo-RL send, verl's engine fills buckets."""
+NCCL_OF = {
+    "checkpoint-engine-refit": "nccl_sharded",
+    "issues 7262": "nccl_bucket",
+    "slime pull 67": "colocated",
+}
+"""What a table calls NCCL: all ranks of NeMo-RL send, verl's engine fills buckets, and slime's pull
+is of `update_weights_from_tensor`, on common GPUs."""
 TIMED = ("update", "refit", "transfer", "exposed", "median")
 SHORTEST_S = 0.5
 """Of a whole model; shorter ones leave out the set-up, or imply rates that no link has."""
@@ -30,12 +35,11 @@ SHORTEST_S = 0.5
 FURTHER_ROWS = (
     ("qwen3-8b", "delta", 3.34, "verl-project/verl issue 7324"),
     ("qwen3-8b", "delta", 3.0, "verl-project/verl issue 7324"),
-    ("qwen2.5-72b", "nccl", 24.0, "verl-project/verl issue 7060"),
     ("qwen3-30b-a3b", "colocated", 7.0, "THUDM/slime, CUDA IPC"),
 )
 """Models, methods, seconds and sources of updates in bf16 that the tables do not have: A800 with
-16 + 16 and 8 + 8 GPUs (7324), H100 (7060), slime after its buckets. Full updates of 7324, 34.26 and
-11.0 s by NCCL, are left out: no rate explains both."""
+16 + 16 and 8 + 8 GPUs (7324), slime after its buckets. Full updates of 7324, 34.26 and 11.0 s by
+NCCL, are left out: no rate explains both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,7 @@ def _row(line: Line) -> UpdateRow | str:
     name = model_name(line["model"])
     billions = line.positive("params_b") or (trained_model(name).parameters / 1e9 if name else None)
     # A row without a data type is of the weights that its trainer has.
-    kind = "bf16" if line["dtype"] == "-" else line["dtype"]
+    kind = "bf16" if line["dtype"] == "-" or method in GATHERED_IN_BF16 else line["dtype"]
     if billions is None or kind not in WEIGHT_BYTES:
         return "the size of the model is not published"
     if seconds < SHORTEST_S:
