@@ -2,8 +2,8 @@
 
 Written from slime's source: what samples send and how a rollout is ended from
 `slime/rollout/sglang_rollout.py` at 3c9aa092, what engines send when they come and go from
-`slime/backends/sglang_utils/sglang_engine.py` at 03b32d8b. slime was not run: it needs GPUs, and its
-engines are SGLang, which the gateway refuses. So its training ends at the first call, with a message.
+`slime/backends/sglang_utils/sglang_engine.py` at 03b32d8b. slime was not run: it needs GPUs. Its
+engines are SGLang, which the gateway refuses: its training ends at the first call, with a message.
 """
 
 import asyncio
@@ -88,7 +88,6 @@ def test_the_rest_of_a_rollout_is_aborted_where_the_list_says_and_partial_sample
                 assert [*partial, *rest] == expected([300, n], len(partial) + 5)
 
     run(main())
-
 
 
 @pytest.mark.parametrize("by", ["remove_worker", "url", "id"])
