@@ -101,7 +101,7 @@ def test_agents_of_mini_swe_agent_end_as_agents_may(urls: list[str], tmp_path: P
     limits = ("--tasks", "2", "--samples", "2", "--steps", "6")
     words = (sys.executable, EXAMPLE, tmp_path / "out", *limits, "--", *HEDDLE, "serve")
     done = subprocess.run((*words, *workers(urls)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     *lines, last = done.stdout.splitlines()
     steps = {line.split()[0]: int(line.split()[2]) for line in lines}
     assert set(steps) == {f"task-{n}_{s}" for n in range(2) for s in range(2)}
