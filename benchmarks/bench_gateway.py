@@ -12,8 +12,9 @@ of 16,384 token ids from 64 clients; both at 200 requests a second, beside the s
 itself; 6,400 requests at once, to engines that hold them; and 4,096 open streams, each with an
 event of 8 tokens every 0.4 s. Requests are steps of sessions with eight steps, whose prompts grow.
 
-`heddle serve` asks an engine three times for a chat step (render, generate, derender), once for a
-step of token ids. Other routers pass the body on. They take ids as OpenAI's completions or SGLang's
+`heddle serve` asks an engine twice for a chat step (its render, and the chat), once for a step of
+token ids. "The same calls alone" makes them with its HTTP code, and nothing else: what can be
+reached with both. Other routers pass the body on. They take ids as OpenAI's completions or SGLang's
 /generate, and streams as chat.
 """
 
@@ -44,7 +45,7 @@ from gateway.load import (
     open_streams,
 )
 from gateway.processes import Process, StartError, free_port, mock_engines
-from gateway.routers import VERSIONS, Router, direct, find_peers, heddle
+from gateway.routers import VERSIONS, Router, bare, direct, find_peers, heddle
 
 from heddle_compiled import installed_version
 
@@ -275,7 +276,7 @@ def main() -> None:
         return
     peers, missing = find_peers([folder.absolute() for folder in args.peer_venv])
     mine = [heddle(policy, installed_version()) for policy in args.policies.split(",")]
-    routers = [direct(), *mine, *peers]
+    routers = [direct(), bare(), *mine, *peers]
     for name in missing:
         print(f"{name} is in no --peer-venv: left out (pip install {name}=={VERSIONS[name]})")
     os.sched_setaffinity(0, {args.load_core})

@@ -121,6 +121,7 @@ class Front:
 
     def __post_init__(self) -> None:
         self.gateway.on_decision = self.metrics.decisions.take
+        self.gateway.sessions.on_over = self.prompts.forget
 
     def check_caller(self, request: HttpRequest, *, admin: bool) -> str:
         """Check the caller's key, and that it is no page of another site; return the tenant.

@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from heddle_gateway.client_step import ClientStep
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
+
+if TYPE_CHECKING:
+    from heddle_gateway.http_server import Connection
 
 REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
@@ -22,25 +25,6 @@ class RequestError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class Client(Protocol):
-    """The connection that a request came by."""
-
-    @property
-    def transport(self) -> asyncio.Transport | None: ...
-
-    def write(self, data: bytes) -> None:
-        """Send data.
-
-        Raises:
-            ConnectionResetError: the client is gone.
-        """
-        ...
-
-    async def drained(self) -> None:
-        """Wait until the client has read enough for more to be written."""
-        ...
 
 
 class Headers(dict[str, str]):
@@ -78,7 +62,7 @@ class HttpRequest:
 
     def __init__(
         self,
-        connection: Client,
+        connection: "Connection",
         method: str,
         target: str,
         headers: Headers,

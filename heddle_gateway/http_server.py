@@ -211,7 +211,11 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def write(self, data: bytes) -> None:
-        """See `Client`."""
+        """Send data.
+
+        Raises:
+            ConnectionResetError: the client is gone.
+        """
         if self.transport is None or self.transport.is_closing():
             raise ConnectionResetError
         self.transport.write(data)
@@ -225,7 +229,7 @@ class Connection(asyncio.Protocol):
             full.set_result(None)
 
     async def drained(self) -> None:
-        """See `Client`."""
+        """Wait until the client has read enough for more to be written."""
         if self._full is not None:
             await self._full
 

@@ -7,6 +7,7 @@ fields of the body. A request without any of them is identified by its tokens
 
 import re
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -98,6 +99,26 @@ def owned(tenant: str, label: str) -> str:
 def readable(id_: str) -> str:
     """Return an id as part of a name: printable ASCII in which "#" and "~" are escaped."""
     return quote(id_, safe="/:@!$&'()*+,;=?. ", errors="replace").replace("~", "%7E")
+
+
+class UniqueNames:
+    """Gives each name once, a later one with a number; what was given is kept in 2 MiB.
+
+    That is a Bloom filter of four hashes: after 10^6 names, one new name of 400 gets a number too.
+    """
+
+    def __init__(self) -> None:
+        self._bits, self._numbered = bytearray(1 << 21), 1
+
+    def of(self, name: str) -> str:
+        """Return `name`, or where it was given before, with a number that no other has."""
+        hashes, used = blake2b(name.encode(), digest_size=12).digest(), True
+        for n in range(0, 12, 3):
+            byte, bit = divmod(int.from_bytes(hashes[n : n + 3], "little"), 8)
+            used = used and bool(self._bits[byte] >> bit & 1)
+            self._bits[byte] |= 1 << bit
+        self._numbered += used
+        return f"{name}#{self._numbered}" if used else name
 
 
 def _of_headers(headers: Mapping[str, str]) -> str:

@@ -27,25 +27,30 @@ def split_body(raw: bytes) -> dict[str, Any] | None:
 
 
 class PromptReader:
-    """Reads prompts; the latest of each session are kept, up to `KNOWN_BYTES`."""
+    """Reads prompts; the latest of each open session is kept, up to `KNOWN_BYTES`."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[bytes, array[int]]] = OrderedDict()
         """JSON without its end, and the ids, by session."""
         self._bytes = 0
 
+    def forget(self, session: str) -> tuple[bytes, "array[int]"]:
+        """Drop the prompt of a session, and return it; empty where there is none."""
+        known = self._known.pop(session, (b"", array("I")))
+        self._bytes -= 2 * len(known[0])
+        return known
+
     def read(self, session: str, text: bytes) -> Rendered | None:
         """Return a prompt with its JSON; None: it is no list of ids, or none that can be sent on.
 
         `session` is its tenant's; "" for none.
         """
-        known = self._known.pop(session, None)
-        before: array[int] = array("I")
+        begin, before = self.forget(session)
         rest = text
-        if known is not None:
-            self._bytes -= 2 * len(known[0])
-            if text.startswith(known[0]) and text[len(known[0])] in b",]":
-                before, rest = known[1], b"[" + text[len(known[0]) :].removeprefix(b",")
+        if begin and text.startswith(begin) and text[len(begin)] in b",]":
+            rest = b"[" + text[len(begin) :].removeprefix(b",")
+        else:
+            before = array("I")
         if not text.startswith(b"[") or rest.translate(None, _PLAIN):
             return None
         try:

@@ -19,7 +19,7 @@ from heddle_gateway.agent import GatewayAgent, common_prefix
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.continuation import Continuations
 from heddle_gateway.errors import ApiError
-from heddle_gateway.identity import Identity, readable
+from heddle_gateway.identity import Identity, UniqueNames, readable
 from heddle_gateway.saved import SavedState
 from heddle_runtime.generation import GenerationEnd
 
@@ -85,8 +85,10 @@ class ClientSessions:
         """By client's id; those without one are in `_of` alone."""
         self._of: dict[TrajectoryId, tuple[ClientSession, int]] = {}
         """Session and lane of each open trajectory."""
-        self._names: dict[str, int] = {}
-        """How often a name was used: journals have each trajectory once."""
+        self._names = UniqueNames()
+        """Journals have each trajectory once."""
+        self.on_over: Callable[[str], object] = lambda session: None
+        """Called when a session has no open trajectory any more."""
         self._anonymous = 0
         self._groups: dict[GroupId, int] = {}
         """Open trajectories without a session id, by group."""
@@ -186,9 +188,7 @@ class ClientSessions:
         if who.session in self._sessions:
             return self._sessions[who.session]
         if who.session:
-            name = readable(who.session)
-            count = self._names[name] = self._names.get(name, 0) + 1
-            name = f"{name}#{count}" if count > 1 else name
+            name = self._names.of(readable(who.session))
         else:
             self._anonymous += 1
             name = f"anon~{self._anonymous}"
@@ -326,6 +326,7 @@ class ClientSessions:
                 del self._groups[session.group]
         elif not session.lanes:
             del self._sessions[session.id]
+            self.on_over(session.id)
 
     def _keep(self, session: ClientSession, step: ClientStep) -> None:
         self._agents.pop(step, None)

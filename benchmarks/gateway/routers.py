@@ -92,6 +92,25 @@ def heddle(policy: str, version: str) -> Router:
     )
 
 
+def bare() -> Router:
+    """The calls of `heddle serve` alone, by its HTTP code."""
+    mine, root = direct(), Path(__file__).parents[2]
+    return Router(
+        name="the same calls alone",
+        version="this HTTP code",
+        command=lambda port, engines, folder: (
+            *(sys.executable, "-m", "gateway.bare", str(port)),
+            *map(str, engines),
+        ),
+        health="/health",
+        ids_path=mine.ids_path,
+        make_ids=mine.make_ids,
+        stream_path=mine.stream_path,
+        make_stream=mine.make_stream,
+        environment={"PYTHONPATH": f"{root}:{root / 'benchmarks'}"},
+    )
+
+
 def _launch_router(
     python: str, module: str, policy: str
 ) -> Callable[[int, Sequence[int], Path], Sequence[str]]:

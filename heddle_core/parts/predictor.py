@@ -145,6 +145,10 @@ class PrefixTreePredictor(NoPrediction):
         return max(mean - (t.output_tokens - made), _LEAST_TOKENS)
 
 
+_TASK_GROUPS = 4_096
+"""Groups of a task that are kept, the latest ones."""
+
+
 @dataclass(slots=True)
 class _Survival:
     """Endings, and the exposure that led to them: running trajectories add exposure alone."""
@@ -197,7 +201,7 @@ class ProgressivePredictor:
     repeated: one typical step is added while the failed call is the latest. docs/prediction.md has
     the reasons, the figures, and the alternatives.
 
-    State: one small record for each unfinished trajectory and each group.
+    State: one small record for each unfinished trajectory and each of a task's latest groups.
     """
 
     served = False
@@ -268,6 +272,8 @@ class ProgressivePredictor:
             task = self._tasks[t.task] = _Task()
         group = task.groups.get(t.group)
         if group is None:
+            if len(task.groups) >= _TASK_GROUPS:
+                del task.groups[next(iter(task.groups))]
             group = task.groups[t.group] = _Group()
         return TrajectoryProgress(task, group)
 

@@ -10,6 +10,7 @@ from heddle_core.estimate.step_lengths import RunningMean, StepLengths
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.parts.predictor import (
+    _TASK_GROUPS,
     GroupPredictor,
     HistoryPredictor,
     NoPrediction,
@@ -383,3 +384,17 @@ def test_step_lengths_have_no_estimate_before_the_first_step():
     lengths = StepLengths()
     assert lengths.deviation(RunningMean(), RunningMean()) == 0.0
     assert lengths.typical_tokens(0.0) == 0.0
+
+
+def test_progressive_keeps_a_tasks_latest_groups_and_goes_on_with_trajectories_of_others():
+    world = World(ProgressivePredictor())
+    world.step("g0/0", 100)
+    before = world.predictor.remaining_tokens(world.t("g0/0"))
+    for n in range(1, _TASK_GROUPS + 1):
+        world.step(f"g{n}/0", 100, ends=True)
+    (task,) = world.predictor._tasks.values()
+    assert len(task.groups) == _TASK_GROUPS
+    assert GroupId("g0") not in task.groups
+    assert world.predictor.remaining_tokens(world.t("g0/0")) < before
+    world.step("g0/0", 100, ends=True)
+    assert task.ended == _TASK_GROUPS + 1

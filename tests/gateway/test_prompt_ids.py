@@ -1,5 +1,6 @@
 """Prompts that are read from where the last one of their session ended."""
 
+import asyncio
 import json
 from array import array
 
@@ -9,6 +10,9 @@ from heddle_gateway import prompt_ids
 from heddle_gateway.errors import ApiError
 from heddle_gateway.openai_api import rendered_ids
 from heddle_gateway.prompt_ids import PromptReader, split_body
+from tests.gateway.served import NO_AIOHTTP, run, served
+
+aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), None])
@@ -74,3 +78,26 @@ def test_ids_that_nobody_can_read_are_refused_as_such(ids: bytes):
         return
     with pytest.raises(ApiError, match="token_ids must be a list"):
         rendered_ids(body, PromptReader(), "s")
+
+
+def test_prompts_of_ended_sessions_are_dropped_and_those_of_open_ones_are_not():
+    async def main() -> None:
+        async with served() as bench, aiohttp.ClientSession() as http:
+            for session in ("ended", "open"):
+                body = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}
+                asked = {"json": body, "headers": {"X-Session-ID": session}}
+                async with http.post(f"{bench.url}/inference/v1/generate", **asked) as answer:
+                    assert answer.status == 200
+            end = f"{bench.url}/finish_session?session_id=ended"
+            async with http.post(end) as answer:
+                assert answer.status == 200
+            reader = bench.front.prompts
+            while "ended" in reader._known:
+                await asyncio.sleep(0.01)
+            assert reader._known.keys() == {"open"}
+            assert reader._bytes == 2 * len(reader._known["open"][0]) > 0
+            reader.forget("open")
+            assert reader.forget("never") == (b"", array("I"))
+            assert not reader._bytes
+
+    run(main())

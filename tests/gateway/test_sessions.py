@@ -15,6 +15,7 @@ from heddle_core.events import (
 )
 from heddle_core.ids import EngineId, RolloutId
 from heddle_gateway.errors import ApiError
+from heddle_gateway.identity import UniqueNames
 from heddle_gateway.openai_api import has_reply
 from heddle_gateway.sessions import SessionLimits
 from heddle_runtime.generation import GenerationEnd
@@ -128,6 +129,13 @@ def test_a_finished_session_that_repeats_its_prompt_gets_no_kept_answer():
             bench.gateway.sessions.finish("7_0")
 
     assert len(play(main).events(StepFinished)) == 2
+
+
+def test_a_name_is_given_once_also_where_it_may_have_been_used():
+    names = UniqueNames()
+    assert [names.of(each) for each in ("a", "b", "a", "b", "a")] == ["a", "b", "a#2", "b#3", "a#4"]
+    names._bits = bytearray(b"\xff") * len(names._bits)
+    assert [names.of(each) for each in ("c", "c", "d")] == ["c#5", "c#6", "d#7"]
 
 
 def test_names_made_of_ids_are_never_those_of_other_sessions():

