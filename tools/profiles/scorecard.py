@@ -17,7 +17,7 @@ from heddle_calibrate.serving.errors import by_profile, predict_rows, shipped_pr
 from heddle_calibrate.serving.published_rows import PublishedRowsError
 from heddle_sim.training_files import TRAINING_FILE
 from tools.profiles.kv_sizes import FAULTY, kv_sizes
-from tools.profiles.serving import fit_rows, left_out_errors
+from tools.profiles.serving import FittedServing, fit_rows, left_out_errors
 from tools.profiles.serving_floor import floors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,12 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
             if part.tpot > FAR_PCT
         ],
     )
-    yield Section(
+    yield floor_section(fit)
+
+
+def floor_section(fit: FittedServing) -> Section:
+    """Noise of published runs and constants in hindsight."""
+    return Section(
         title="TPOT and TTFT, noise and hindsight",
         target="none: an error of a layout left out is beside these",
         columns=("what", "engine", "TPOT median", "TPOT P90", "TTFT median", "TTFT P90"),
