@@ -10,7 +10,7 @@ from pathlib import Path
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE
 from heddle_calibrate.roofline.pairs import shape_of
-from heddle_calibrate.roofline.sglang_memory import chunk_tokens, kv_gain_tokens
+from heddle_calibrate.roofline.sglang_memory import kv_gain_tokens
 from heddle_calibrate.serving.replay import SHORTEST
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
@@ -37,6 +37,7 @@ FORMS = {
     "async_scheduling": ("[01]", "0 or 1"),
     "shortest": (r"0?\.\d*[1-9]\d*|1(\.0*)?", "a number above 0, at most 1"),
     "receive_every": (r"[1-9]\d*", "a whole number"),
+    "least_batch": (r"[1-9]\d?", "a whole number below 100"),
 }
 
 
@@ -56,6 +57,8 @@ class Limits:
     """Lengths are drawn from this part of the given ones."""
     receive_every: int
     """Iterations of decoding between looks at requests that came."""
+    least_batch: int
+    """Sequences, of all ranks, of which fewer take the time."""
     assumed: tuple[str, ...]
     """Names of `ASSUMED` that neither the row nor a recipe states."""
 
@@ -76,11 +79,6 @@ def recipe_of(known: Mapping[str, str]) -> Mapping[str, str]:
         return dated and all(recipe[n] in ("", known[n]) for n in known if n != "date")
 
     return next(filter(fits, recipes()), {})
-
-
-def usual_tokens(engine: str, gpu: str) -> int:
-    """Tokens of an iteration by an engine's default."""
-    return chunk_tokens(gpu) if engine == "sglang" else MAX_BATCHED_TOKENS
 
 
 def limits(
@@ -112,6 +110,7 @@ def limits(
         speculation=found["speculation"],
         shortest=float(found["shortest"] or SHORTEST),
         receive_every=int(found["receive_every"] or 1),
+        least_batch=int(found["least_batch"] or 1),
         assumed=tuple(name for name in ASSUMED if not found[name]),
     )
 
@@ -119,8 +118,8 @@ def limits(
 def with_limits(
     table: LatencyTable, profile: Profile, own: Limits, *, engine: str = "vllm"
 ) -> LatencyTable:
-    """Return a table with an engine's memory share and KV precision: capacity, and the time of a
-    token of context, go with the bytes of a number of the KV."""
+    """Return a table with an engine's memory share, KV precision and least batch: capacity, and the
+    time of a token of context, go with the bytes of a number of the KV."""
     gpu, shape = GPU_CLASSES.get(profile.gpu), shape_of(profile)
     known = shape.kv_element_bytes if shape is not None else 2
     ratio = KV_BYTES[own.kv_dtype] / known if own.kv_dtype else 1.0
@@ -134,5 +133,6 @@ def with_limits(
     return replace(
         table,
         kv_capacity_tokens=max(0, int(tokens / ratio)),
+        base_s=[table.base_s[n and max(n, own.least_batch)] for n in range(len(table.base_s))],
         per_context_s=[ratio * each for each in table.per_context_s],
     )

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from heddle_calibrate.roofline.by_name import profile_by_name
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS
 from heddle_calibrate.roofline.missing_layouts import with_layouts
 from heddle_calibrate.roofline.pairs import shape_of
 from heddle_calibrate.roofline.profile import impossible
-from heddle_calibrate.serving.limits import Limits, limits, recipe_of, usual_tokens
+from heddle_calibrate.roofline.sglang_memory import chunk_tokens
+from heddle_calibrate.serving.limits import Limits, limits, recipe_of
 from heddle_calibrate.serving.published_rows import LeftOut, Line, PublishedRowsError, read_rows
 from heddle_sim.model_names import known_model
 from heddle_sim.profile_files import Profile, ProfileError
@@ -152,7 +154,7 @@ def with_recipe(row: ServingRow, line: Line) -> ServingRow:
             {**recipe, **stated},
             clients=row.concurrency,
             input_tokens=row.input_tokens,
-            usual_tokens=usual_tokens(row.engine, row.gpu),
+            usual_tokens=chunk_tokens(row.gpu) if row.engine == "sglang" else MAX_BATCHED_TOKENS,
         )
     except ValueError as e:
         raise PublishedRowsError(f"{line.path.name}:{line.number}: {e}") from None

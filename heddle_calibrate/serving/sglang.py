@@ -65,7 +65,9 @@ def of_sglang(profile: Profile, version: str = "") -> Profile:
         ProfileError: as `sglang_constants`.
     """
     truth = sglang_constants(profile, version)
-    rough, before = sglang_constants(profile, version, "estimate"), _estimated(profile)
+    rough = sglang_constants(profile, version, "estimate")
+    known = profile.errors.get("measured", {}).get("belief_constants")
+    before = ServingConstants(**known) if known else constants_of(profile, "")
     factors = KernelFactors(
         decode=truth.decode, decode_per_doubling=truth.doubling, prefill=truth.prefill
     )
@@ -103,11 +105,6 @@ def of_sglang(profile: Profile, version: str = "") -> Profile:
         engine=EngineSettings(block_tokens=1, max_batched_tokens=chunk_tokens(profile.gpu)),
         tables=tables,
     )
-
-
-def _estimated(profile: Profile) -> ServingConstants:
-    known = profile.errors.get("measured", {}).get("belief_constants")
-    return ServingConstants(**known) if known else constants_of(profile, "")
 
 
 def _changed(

@@ -216,6 +216,22 @@ def limited(path: Path, cells: dict[str, Any]) -> Path:
     return path
 
 
+def test_a_least_batch_makes_fewer_sequences_take_its_time(tmp_path: Path) -> None:
+    qwen = {"model": "Qwen/Qwen3-235B-A22B-FP8", "gpu": "h200_sxm", "precision": "fp8", "tp": 2}
+    (old,), _ = read(tmp_path, qwen | {"backend_version": "0.12.0"})
+    (new,), _ = read(tmp_path, qwen | {"backend_version": "0.19.0"})
+    assert (old.limits.least_batch, new.limits.least_batch) == (32, 1)
+    profile = load_profile("qwen3-235b-a22b-fp8", "h200")
+    table = expand(profile, 2, host=NO_HOST)
+    held = with_limits(table, profile, old.limits)
+    assert held.base_s[0] == table.base_s[0]
+    assert set(held.base_s[1:33]) == {table.base_s[32]}
+    assert list(held.base_s[33:]) == list(table.base_s[33:])
+    assert list(with_limits(table, profile, new.limits).base_s) == list(table.base_s)
+    with pytest.raises(PublishedRowsError, match="least_batch is '500', not a whole number below"):
+        read_serving_rows([limited(tmp_path / "rows.csv", qwen | {"least_batch": 500})])
+
+
 def test_a_row_without_a_recipe_names_what_is_assumed(tmp_path: Path) -> None:
     (row,), _ = read(tmp_path, {})
     own = row.limits

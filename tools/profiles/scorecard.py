@@ -17,7 +17,8 @@ from heddle_calibrate.serving.errors import by_profile, predict_rows, shipped_pr
 from heddle_calibrate.serving.published_rows import PublishedRowsError
 from heddle_sim.training_files import TRAINING_FILE
 from tools.profiles.kv_sizes import FAULTY, kv_sizes
-from tools.profiles.serving import fit_rows, left_out_errors
+from tools.profiles.serving import FittedServing, fit_rows, left_out_errors
+from tools.profiles.serving_floor import floors
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKESPANS = ROOT / "experiments" / "real_cpu" / "results.json"
@@ -26,11 +27,7 @@ TPOT_PCT = {"vllm": 10.0, "sglang": 10.0}
 TTFT_PCT = {"vllm": 10.0, "sglang": 25.0}
 UNSEEN_PCT = {"TPOT median": 4.0, "TPOT P90": 10.0, "TTFT median": 10.0}
 FAR_PCT = 15.0
-_QWEN3_235B = (
-    "vLLM 0.12.0: 52 to 58 ms a token on two GPUs and 34 to 46 on four at 4 to 48 clients, where "
-    "kernels and KV would take 12 to 23, as experts in FP8 blocks without a tuned kernel do; in no "
-    "other group"
-)
+_MINIMAX = "TP 4 ran with 0.16.0 and TP 8 with 0.18.0: release and layout are left out together"
 _B300 = (
     "0.5.10.post1 on B300 takes six to twelve times B200's time for prompts of DeepSeek, by TPOT "
     "and TTFT alike; no other layout of its model and GPU type tells"
@@ -40,10 +37,7 @@ REASONS = {
         "the only layout of the model and of int4 experts: without it they have the factors of "
         "others"
     ),
-    ("vllm", "minimax-m2.5 h200 TP 4"): (
-        "TP 4 ran with 0.16.0 and TP 8 with 0.18.0: release and layout are left out together"
-    ),
-    **{("vllm", f"qwen3-235b-a22b-fp8 h200 TP {tp}"): _QWEN3_235B for tp in (1, 2, 4)},
+    **{("vllm", f"minimax-m2.5 h200 TP {tp}"): _MINIMAX for tp in (4, 8)},
     ("sglang", "deepseek-v3 h200 TP 8"): (
         "its kernel times are vLLM's, whose FP8 blocks the source has too slow on Hopper"
     ),
@@ -142,6 +136,21 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
             )
             for engine, part in apart
             if part.tpot > FAR_PCT
+        ],
+    )
+    yield floor_section(fit)
+
+
+def floor_section(fit: FittedServing) -> Section:
+    """Noise of published runs and constants in hindsight."""
+    return Section(
+        title="TPOT and TTFT, noise and hindsight",
+        target="none: an error of a layout left out is beside these",
+        columns=("what", "engine", "TPOT median", "TPOT P90", "TTFT median", "TTFT P90"),
+        lines=[
+            ScoreLine(cells=(floor.name, engine, *floor.cells()))
+            for engine in fit.seen.engines
+            for floor in floors([s for s in fit.samples if s.row.engine == engine])
         ],
     )
 

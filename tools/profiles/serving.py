@@ -55,6 +55,7 @@ TABLE_HOST = "host time of dense models in bfloat16 comes with their tables"
 class FittedServing:
     """Errors of a fit, and its profiles."""
 
+    samples: Sequence[ServingSample]
     seen: ServingReport
     unseen: Mapping[str, ServingReport]
     """The same runs by fits without the layout, engine version or model of each run."""
@@ -105,6 +106,7 @@ def fit_rows(
     )
     left_out = [*unread, *out]
     return FittedServing(
+        samples=found,
         seen=ServingReport(runs=seen, left_out=left_out),
         unseen={part: ServingReport(runs=runs, left_out=left_out) for part, runs in unseen.items()},
         profiles=fitted,

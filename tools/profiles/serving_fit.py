@@ -45,6 +45,9 @@ LEVELS: dict[str, dict[str, float]] = {
 }
 """Prior spread of what each level adds to a quantity. Attention and experts of prompts have other
 kernels on each GPU class and in each release; SGLang 0.5.10 on B300 takes six times B200's time."""
+SGLANG_LEVELS = LEVELS | {"per_request": LEVELS["per_request"] | {"family": 50e-3}}
+"""SGLang launches the kernels of prompts one by one: most of its groups wait 20 to 80 ms longer for
+a first token than kernels take, whatever the prompt."""
 SPREAD = 0.05
 """Relative error of a TPOT that is no surprise; larger ones count linearly."""
 FEWEST = 6
@@ -100,6 +103,8 @@ class _Design:
     terms: list[Term]
     matrix: Floats
     target: Floats
+    spread: Floats
+    """Of each term, before the fit."""
     prior: PriorOf
 
 
@@ -122,6 +127,7 @@ def _design(found: Sequence[ServingSample], prior: PriorOf) -> _Design:
     target: list[float] = []
     alike = [(*s.row.work, s.row.dp, s.row.concurrency) for s in found]
     times = {work: alike.count(work) for work in set(alike)}
+    levels = SGLANG_LEVELS if found[0].row.engine == "sglang" else LEVELS
     for first in (False, True):
         for sample, work in zip(found, alike, strict=True):
             row, at = sample.row, len(target)
@@ -136,13 +142,14 @@ def _design(found: Sequence[ServingSample], prior: PriorOf) -> _Design:
             known = sum(before[name] * value for name, value in columns.items())
             target.append((measured - known) * scale)
             for name, value in columns.items():
-                for level in LEVELS[name]:
+                for level in levels[name]:
                     column = place.setdefault((name, level, keys[level]), len(place))
                     entries.append((at, column, value * scale))
     matrix = np.zeros((len(target), len(place)))
     for at, column, value in entries:
         matrix[at, column] = value
-    return _Design(list(place), matrix, np.array(target), prior)
+    spread = np.array([levels[name][level] for name, level, _ in place])
+    return _Design(list(place), matrix, np.array(target), spread, prior)
 
 
 def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
@@ -151,7 +158,7 @@ def _solve(design: _Design, chosen: NDArray[np.bool_]) -> ServingFit:
     matrix, target = design.matrix[rows], design.target[rows]
     n = int(chosen.sum())
     usual = np.repeat([SPREAD, TTFT_SPREAD * TTFT_WEIGHT], n)
-    prior = np.array([SPREAD / LEVELS[name][level] for name, level, _ in design.terms])
+    prior = SPREAD / design.spread
     weight = np.ones(2 * n)
     values = np.zeros(len(design.terms))
     for _ in range(6):
