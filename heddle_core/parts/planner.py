@@ -488,5 +488,5 @@ def _least_regret(
     single = regret[: len(at_once)]
     if single.min() > regret[least] + _TIE:
         return least
-    tied = np.flatnonzero(single <= single.min() + _TIE)
-    return int(min(tied, key=lambda k: (-at_once[k], single[k])))
+    tied = [k for k, each in enumerate(single) if each <= single.min() + _TIE]
+    return min(tied, key=lambda k: (-at_once[k], single[k]))
