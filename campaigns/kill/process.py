@@ -51,7 +51,12 @@ def started(
     if pid == 0:
         os.close(out_read)
         os.close(count_read)
-        _command(arguments, folder, prepare, out_write, count_write if counts_calls else None)
+        try:
+            _command(arguments, folder, prepare, out_write, count_write if counts_calls else None)
+        except KeyboardInterrupt:  # between the end of the command and that of its process
+            os._exit(128 + signal.SIGINT)
+        finally:  # never out of here: the callers would remove the folders of their other process
+            os._exit(DEFECT)
     os.close(out_write)
     os.close(count_write)
     return Running(pid, out_read, count_read)

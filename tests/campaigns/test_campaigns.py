@@ -7,6 +7,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -24,7 +26,7 @@ from campaigns.faults.tokens import TokenLedger
 from campaigns.fuzz.campaign import Fuzz, FuzzCase
 from campaigns.fuzz.edits import Edit, edited
 from campaigns.kill.campaign import KillCase, Kills
-from campaigns.kill.process import nothing, signalled, started
+from campaigns.kill.process import DEFECT, nothing, signalled, started
 from campaigns.mutants.mutations import mutated, mutations
 from campaigns.report import execute, table
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -253,6 +255,16 @@ def test_a_command_is_killed_at_a_call_and_judged(tmp_path: Path):
     assert Kills().run(case).failure is None
     assert Kills().run(KillCase(command="import", kind="disk full", file_bytes=1)).failure is None
     assert Kills().run(KillCase(command="resample", kind="read-only")).failure is None
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (ValueError, DEFECT)])
+def test_an_error_in_a_commands_process_removes_no_folder_of_its_parent(
+    error: type[BaseException], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("campaigns.kill.process._command", Mock(side_effect=error))
+    with TemporaryDirectory(dir=tmp_path) as name:
+        assert started((), Path(name), nothing).wait().status == status
+        assert Path(name).is_dir()
 
 
 SOURCE = """\
