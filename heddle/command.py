@@ -1,7 +1,9 @@
 """The command `heddle`: Ctrl-C ends it in one message, during its imports too."""
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 INTERRUPTED = 130
 
@@ -15,7 +17,11 @@ def main() -> None:
             _command_line()(prog_name="heddle")
     except KeyboardInterrupt:
         # Most end inside the command line, which knows what to close; here, those around it.
-        sys.stderr.write("Interrupted.\n")
+        try:
+            sys.stderr.write("Interrupted.\n")
+        except OSError:  # a change of the stream was interrupted
+            with suppress(OSError):
+                os.write(2, b"Interrupted.\n")
         sys.exit(INTERRUPTED)
 
 

@@ -410,6 +410,21 @@ def test_an_interrupt_around_the_command_line_is_one_message_too(
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
+def test_an_interrupt_that_breaks_a_stream_is_one_message_too(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("heddle.cli.main", interrupted)
+    # What `TextIOWrapper.reconfigure` leaves when it is interrupted refuses to be written to.
+    with Path(os.devnull).open() as unwritable, pytest.raises(SystemExit) as ended:
+        monkeypatch.setattr(sys, "stderr", unwritable)
+        command.main()
+    assert ended.value.code == 130
+    assert capfd.readouterr().err == "Interrupted.\n"
+
+
 def test_an_import_that_fails_by_itself_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "heddle.cli", None)
     with pytest.raises(ImportError):
