@@ -418,9 +418,10 @@ def test_an_interrupt_that_breaks_a_stream_is_one_message_too(
 
     monkeypatch.setattr("heddle.cli.main", interrupted)
     # What `TextIOWrapper.reconfigure` leaves when it is interrupted refuses to be written to.
-    with Path(os.devnull).open() as unwritable, pytest.raises(SystemExit) as ended:
+    with Path(os.devnull).open() as unwritable:
         monkeypatch.setattr(sys, "stderr", unwritable)
-        command.main()
+        with pytest.raises(SystemExit) as ended:
+            command.main()
     assert ended.value.code == 130
     assert capfd.readouterr().err == "Interrupted.\n"
 
