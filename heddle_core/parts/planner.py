@@ -354,8 +354,7 @@ class EqualProgressPlan:
                 partly = (m for wide in shapes for m in _partly(wide, shapes, context.pools[gpu]))
                 mixes = [*mixes, *({**beside, **mix} for mix in partly)]
             by_longest = self._by_longest(history, mixes, ts)
-            at_once = [self._at_once(history, each, ts) for each in single]
-            chosen, ends_s = _least_regret(by_longest, at_once), by_longest[_MIDDLE]
+            chosen, ends_s = _least_regret(by_longest, single=len(single)), by_longest[_MIDDLE]
             if self._last in mixes:
                 last = mixes.index(self._last)
                 start_s = context.start_s(max(mixes[chosen], key=_gpus))
@@ -371,19 +370,14 @@ class EqualProgressPlan:
 
         A trajectory is known to be long when it has had more steps than others.
         """
+        mean_tokens = history.mean_output_tokens()
+        context = sum(t.context_tokens for t in ts) / len(ts)
+        context += 0.5 * mean_tokens * (1.0 + history.appended_per_output)
         tool_s = history.tool_s_per_output * history.step_output_tokens
-        steps = history.mean_output_tokens() / history.step_output_tokens
-        transfer_s = self._context.cost.transfer_s(int(_mean_context(history, ts)))
-        return self._mixes and steps >= MOVES and tool_s >= transfer_s
-
-    def _at_once(self, history: History, mix: Mix, ts: Sequence[TrajectoryView]) -> float:
-        """Trajectories that have a slot, and KV for a mean context."""
-        context, tokens = self._context, _mean_context(history, ts)
-        slots = (
-            n * min(context.max_running, context.cost.by_shape[shape].kv_capacity_tokens / tokens)
-            for shape, n in mix.items()
+        steps = mean_tokens / history.step_output_tokens
+        return (
+            self._mixes and steps >= MOVES and tool_s >= self._context.cost.transfer_s(int(context))
         )
-        return min(sum(slots), len(ts))
 
     def _fitting(self, by_shape: Iterable[EngineShape]) -> dict[str, list[EngineShape]]:
         """Shapes of each class that its pool has GPUs for, narrowest first."""
@@ -465,28 +459,12 @@ def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list
     ]
 
 
-def _mean_context(history: History, ts: Sequence[TrajectoryView]) -> float:
-    """Tokens of a trajectory of mean length, half of which it has made."""
-    made = 0.5 * history.mean_output_tokens()
-    return sum(t.context_tokens for t in ts) / len(ts) + made * (1.0 + history.appended_per_output)
-
-
-def _least_regret(
-    estimates: Sequence[Sequence[float]], at_once: Sequence[float] | None = None
-) -> int:
+def _least_regret(estimates: Sequence[Sequence[float]], *, single: int | None = None) -> int:
     """Position of the least makespan over the least one, in the mean of the logarithms.
 
-    With `at_once`, trajectories that run at once, of the first estimates: those are of one shape.
-    One of them where the others gain less than `_TIE` over it; of those within `_TIE` of their
-    best, that with the most at once. What waits for its first slot does not advance alike.
+    One of the first `single`, if it is given, where the others gain less than `_TIE` over it.
     """
     logs = np.log(np.asarray(estimates))
     regret = (logs - logs.min(axis=1, keepdims=True)).mean(axis=0)
-    least = int(regret.argmin())
-    if at_once is None:
-        return least
-    single = regret[: len(at_once)]
-    if single.min() > regret[least] + _TIE:
-        return least
-    tied = [k for k, each in enumerate(single) if each <= single.min() + _TIE]
-    return min(tied, key=lambda k: (-at_once[k], single[k]))
+    best = int(regret[:single].argmin())
+    return best if regret[best] <= regret.min() + _TIE else int(regret.argmin())

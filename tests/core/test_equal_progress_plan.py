@@ -50,26 +50,6 @@ def test_the_shape_is_that_of_the_least_estimate():
     assert [e.shape for e in many.engines] == [h100(1)] * 8
 
 
-@pytest.mark.parametrize(("wide_t0_s", "tp"), [(0.00482, 1), (0.0044, 2)])
-def test_of_shapes_within_two_percent_the_one_with_more_slots_is_taken(wide_t0_s, tp):
-    # Eight narrow engines run 256 of the trajectories at once, four wide ones 128.
-    narrow = StepCost(t0_s=0.010, t1_s=1e-5, t2_s=0.0, prefill_s=0.0, kv_capacity_tokens=10**9)
-    cost = CostModel(
-        by_shape={h100(1): narrow, h100(2): replace(narrow, t0_s=wide_t0_s)},
-        transfer_fixed_s=0.0,
-        transfer_s_per_token=0.0,
-    )
-    alike = replace(
-        history(),
-        output_quantiles=tuple(100.0 + i / 256 for i in range(256)),
-        longest_output_tokens=101.0,
-    )
-    plan = planned(
-        [100.0] * 4_000, tps=(1, 2), past=alike, cost=cost, max_running=32, engine_start_s=600.0
-    )
-    assert {e.shape for e in plan.engines} == {h100(tp)}
-
-
 def test_known_lengths_are_planned_by_the_portfolio():
     lengths = list(history().output_quantiles)
     plan = planned(lengths, past=history())
