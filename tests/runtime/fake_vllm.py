@@ -593,7 +593,7 @@ class FakeVllm:
         else:
             (choice,) = body["generate_responses"][0]["choices"]
             made = {"text": text}
-        made |= {"index": 0, "finish_reason": choice["finish_reason"]}
+        made |= {"index": 0, "finish_reason": choice.get("finish_reason")}
         return web.json_response({"id": "x", "choices": [made], "usage": {"prompt_tokens": 2}})
 
     # -- KV ---------------------------------------------------------------------------------------

@@ -35,16 +35,14 @@ SETTINGS = HttpSettings(
     health_s=0.1,
     retry_s=0.02,
     answer_limit_s=10.0,
-    silence_limit_s=0.5,
+    silence_limit_s=60.0,
     abort_limit_s=0.5,
     start_limit_s=2.0,
 )
 PROMPT, OUTPUT = 100, 60
 
 
-IMPATIENT = msgspec.structs.replace(
-    SETTINGS, answer_limit_s=1.0, silence_s=2.0, silence_limit_s=60.0
-)
+IMPATIENT = msgspec.structs.replace(SETTINGS, answer_limit_s=1.0, silence_s=2.0)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -225,7 +223,7 @@ def test_many_streams_that_break_off_at_once_go_on_at_an_engine_that_stays():
 
 def test_a_step_that_brings_nothing_for_long_is_cut_and_runs_again():
     async def main() -> None:
-        async with one() as (made, server):
+        async with one(msgspec.structs.replace(SETTINGS, silence_limit_s=0.5)) as (made, server):
             engine = await made.begin()
             server.stall_after = 16
             engine.start(request("stalled", ids("stalled", PROMPT), OUTPUT))
