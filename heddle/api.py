@@ -149,7 +149,7 @@ def loop(
     regimes: str | Sequence[str],
     *,
     train_gpus: int,
-    seeds: int = 1,
+    seeds: int | None = None,
     jobs: int | None = 1,
     out: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
@@ -161,7 +161,7 @@ def loop(
         trace: A path.
         regimes: Names with parameters, such as ``areal:max_head_offpolicyness=1``, or one.
         train_gpus: GPUs of the trainer, beside the `gpus` of rollout.
-        seeds, jobs: Runs of each regime, and processes.
+        seeds, jobs: Runs of each regime, by default three, and processes.
         out: Folder of the trace that is made of logs.
         settings, keys: As of `compare`; `[loop]` is in `settings`, as ``{"loop.batches": 8}``.
 

@@ -21,7 +21,7 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
     help="REGIME[:PARAMETER=VALUE...] or patterns, separated by commas (heddle regimes list)",
 )
 @click.option("--policy", default=None, help="PRESET[+PART...] of rollouts [verl]")
-@click.option("--seeds", type=int, default=1, show_default=True, help="Runs of each regime")
+@click.option("--seeds", type=int, default=None, help="Runs of each regime [3]")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Processes [as many as pay]")
 @click.option(
     "--out",
@@ -38,7 +38,7 @@ def loop(
     regimes: str,
     policy: str | None,
     sweeps: tuple[str, ...],
-    seeds: int,
+    seeds: int | None,
     jobs: int | None,
     out: Path | None,
     as_json: bool,

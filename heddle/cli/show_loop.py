@@ -19,7 +19,8 @@ EQUAL = " at equal data"
 
 
 def show_loop(result: LoopComparison) -> None:
-    """Trace, cluster, what was tried, and one row for each regime."""
+    """The verdict, trace, cluster, what was tried, and one row for each regime."""
+    click.echo(f"{result.verdict}\n")
     _head(result)
     if len(result.tried) > len(result.regimes):
         _tried(result)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from heddle.comparison.estimates import LONG_S, SEEDS
 from heddle.comparison.result import Comparison, policy_results
 from heddle.comparison.tuning import Choice, Tuning, Variant, tuning, with_policy
 from heddle.config import RunConfig
@@ -21,7 +22,7 @@ from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
 from heddle.search.policies import is_pattern, matching
 from heddle.search.race import OnRound
-from heddle.search.tuned import LONG_S, SEEDS, tuned
+from heddle.search.tuned import tuned
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.simulation import RunResult, simulate
 

@@ -3,6 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+SEEDS: Final = 3
+LONG_S: Final = 60.0
+"""Wall time of a simulation above which one seed has to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

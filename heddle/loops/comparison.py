@@ -6,10 +6,12 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from time import perf_counter
+from typing import TypeAlias
 
-from heddle.comparison.estimates import estimate
+from heddle.comparison.estimates import LONG_S, SEEDS, estimate
 from heddle.config_files import ConfigError
-from heddle.cost.objective import Objective, check_objective
+from heddle.cost.objective import Objective, check_objective, ranked
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.loops.config import LoopConfig
@@ -34,6 +36,9 @@ from heddle_rollout.core import RecordedCore
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
+RunResult: TypeAlias = tuple[LoopFigures, float, float, float]
+"""Of one run: figures, busy share of its engines, bound, and seconds of its simulation."""
+
 
 def compare_regimes(
     configs: Sequence[LoopConfig],
@@ -49,15 +54,16 @@ def compare_regimes(
 ) -> LoopComparison:
     """Run each regime of each configuration; these differ in the split of the GPUs, and in TP.
 
-    Seeds are `config.run.seed` and on. A regime that cannot take part is left out, with its reason,
-    unless none can. With `fitting_only`, configurations are left out whose trainer does not fit
-    into memory, or whose engines do not hold the contexts, unless none fits. `notes` go into the
-    result. A
-    policy that plans its engines runs once for each split and number of running steps. `objective`
-    says which setting of a regime is its best, and how regimes rank. `jobs` is the number of
-    processes, which changes no result; None: as many as are useful. With `executor` ``ray``, runs
-    are tasks of a Ray cluster. With `out`, each run gets a run directory there. `on_progress` gets
-    the number of batches trained and of all.
+    Seeds are `config.run.seed` and on; where their number is None, every setting runs under the
+    first, and the two best of each regime under `SEEDS`, unless a run takes over `LONG_S`. A regime
+    that cannot take part is left out, with its reason, unless none can. With `fitting_only`,
+    configurations are left out whose trainer does not fit into memory, or whose engines do not hold
+    the contexts, unless none fits. `notes` go into the result. A policy that plans its engines runs
+    once for each split and number of running steps. `objective` says which setting of a regime is
+    its best, and how regimes rank. `jobs` is the number of processes, which changes no result;
+    None: as many as are useful. With `executor` ``ray``, runs are tasks of a Ray cluster. With
+    `out`, each run gets a run directory there. `on_progress` gets the number of batches trained and
+    of all.
 
     Raises:
         ValueError: one of the packages' errors for bad input, before the first run.
@@ -68,40 +74,67 @@ def compare_regimes(
     setups, left_out = _prepared(configs, shared, fitting_only)
     for setup in setups:
         check_objective(objective, setup.prices, setup.gpus_by_class)
+    run = partial(
+        _runs,
+        partial(run_all, executor, shared, partial(_run_job, out=out), jobs=jobs, out=out),
+        on_progress=on_progress,
+    )
+    given = setups[0].config.seeds
+    made = run(setups, range(given or 1))
+    long_runs = given is None and max(each[3] for runs in made for each in runs) > LONG_S
+    if given is None and not long_runs:
+        first = [_row(*each) for each in zip(setups, made, strict=True)]
+        finalists = _best_two(first, objective)
+        more = iter(run([setups[at] for at in finalists], range(1, SEEDS)))
+        for at in finalists:
+            made[at] += next(more)
+    return LoopComparison(
+        tried=tuple(_row(*each) for each in zip(setups, made, strict=True)),
+        objective=objective,
+        left_out=left_out,
+        notes=(*notes, *([f"one seed: a run takes over {LONG_S:.0f} s"] if long_runs else [])),
+    )
+
+
+def _runs(
+    run_jobs: Callable[..., Iterable[RunResult]],
+    setups: Sequence[LoopSetup],
+    seeds: Sequence[int],
+    *,
+    on_progress: Callable[[int, int], None] | None,
+) -> list[list[RunResult]]:
+    """The runs of each setup under seeds, counted from that of its configuration."""
     todo = [
         replace(s.requested, regimes=(s.name,), run=replace(run, seed=run.seed + i))
         for s in setups
         for run in [s.requested.run]
-        for i in range(s.config.seeds)
+        for i in seeds
     ]
     total = sum(config.batches for config in todo)
-    done = iter(
-        run_all(
-            executor,
-            shared,
-            partial(_run_job, out=out),
-            todo,
-            jobs=jobs,
-            steps=_steps(setups),
-            out=out,
-            watch=None if on_progress is None else lambda done: on_progress(sum(done), total),
-        )
-    )
-    rows = tuple(_row(setup, islice(done, setup.config.seeds)) for setup in setups)
-    return LoopComparison(tried=rows, objective=objective, left_out=left_out, notes=tuple(notes))
+    watch = None if on_progress is None else lambda done: on_progress(sum(done), total)
+    done = iter(run_jobs(todo, steps=_steps(setups, total), watch=watch))
+    return [[*islice(done, len(seeds))] for _ in setups]
 
 
-def _row(setup: LoopSetup, runs: Iterable[tuple[LoopFigures, float, float]]) -> RegimeResult:
-    figures, busy, bounds_s = zip(*runs, strict=True)
+def _best_two(rows: Sequence[RegimeResult], objective: Objective) -> list[int]:
+    """Places of the two best settings of each regime, as the rows come."""
+    of: dict[str, list[RegimeResult]] = {}
+    for row in ranked(rows, objective):
+        of.setdefault(row.setup.label, []).append(row)
+    best = {id(row) for each in of.values() for row in each[:2]}
+    return [at for at, row in enumerate(rows) if id(row) in best]
+
+
+def _row(setup: LoopSetup, runs: Sequence[RunResult]) -> RegimeResult:
+    figures, busy, bounds_s, _ = zip(*runs, strict=True)
     step_s = estimate([each.mean_step_s for each in figures])
     return RegimeResult(setup=setup, runs=figures, busy=busy, bounds_s=bounds_s, step_s=step_s)
 
 
-def _steps(setups: Sequence[LoopSetup]) -> int:
-    """About how many steps of trajectories all runs have."""
+def _steps(setups: Sequence[LoopSetup], batches: int) -> int:
+    """About how many steps of trajectories so many batches have."""
     scripts = setups[0].run.workload.scripts
     each = sum(len(script.steps) for script in scripts) / len(scripts)
-    batches = sum(s.config.batches * s.config.seeds for s in setups)
     return int(each * batches * setups[0].regime.groups * setups[0].regime.samples)
 
 
@@ -141,8 +174,9 @@ def _split(setup: LoopSetup) -> tuple[str, int, int, str]:
 
 def _run_job(
     shared: Workspace, config: LoopConfig, report: Report | None, *, out: Path | None
-) -> tuple[LoopFigures, float, float]:
-    """One run, as a job of an executor: its figures, busy share and bound."""
+) -> RunResult:
+    """One run, as a job of an executor."""
+    began_s = perf_counter()
     setup = prepare_loop(config, *config.regimes, workspace=shared)
     batches = count(1)
 
@@ -153,7 +187,7 @@ def _run_job(
     figures, busy, samples = (
         run_loop(setup, trained) if out is None else run_loop_into(out, setup, trained)
     )
-    return figures, busy, setup.bound_s(samples, figures)
+    return figures, busy, setup.bound_s(samples, figures), perf_counter() - began_s
 
 
 def run_loop(

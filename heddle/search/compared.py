@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.comparison.estimates import estimate
+from heddle.comparison.estimates import LONG_S, estimate
 from heddle.comparison.tuning import Variant
 from heddle.planning.blocks import blocks
 from heddle.planning.deployment import Deployment, deployment_of
@@ -11,7 +11,6 @@ from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST, is_ours
 from heddle.search.result import Judged, engines_of, setup_of
-from heddle.search.tuned import LONG_S
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
 from heddle.setup import RunSetup
 

@@ -9,9 +9,10 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 from heddle.cluster.config import ClusterConfig
+from heddle.comparison.estimates import LONG_S, SEEDS
 from heddle.comparison.tuning import (
     Choice,
     Tuning,
@@ -33,10 +34,6 @@ from heddle.search.race import (
     with_drafts,
 )
 from heddle.setup import Workspace
-
-SEEDS: Final = 3
-LONG_S: Final = 60.0
-"""Wall time of a simulation above which one seed has to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,7 +139,7 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
             *("--policy", each.candidate.policy),
             *([] if each.candidate.planned else ["--tp", str(cluster.tp)]),
             *("--max-running", cluster.running),
-            *(*split, *drafts),
+            *(*split, *drafts, "--seeds", "1"),
             *(["--set", f"loop.epoch_plan={plan}"] if (plan := each.loop.epoch_plan) else []),
         ]
     return [

@@ -127,7 +127,7 @@ def test_a_regime_of_ones_own_is_checked_and_run(
     )
     said = heddle("regimes", "check", "tight").stdout
     assert "areal:max_head_offpolicyness=1:enforce=true: valid" in said
-    done = heddle("loop", trace, "--regimes", "tight", "--gpus", 8, "--json")
+    done = heddle("loop", trace, "--seeds", "1", "--regimes", "tight", "--gpus", 8, "--json")
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)["regimes"]
     assert row["regime"] == "areal:max_head_offpolicyness=1:enforce=true"

@@ -189,7 +189,9 @@ def test_requests_of_a_run_have_its_figures(heddle: Heddle, trace: Path):
 def test_parts_of_a_loop_are_those_of_its_batches(heddle: Heddle, trace: Path):
     sizes = ("loop.groups=2", "loop.samples=2", "loop.batches=4", "loop.train_gpus=4")
     more = [word for each in (*sizes, "loop.repeat=true") for word in ("--set", each)]
-    done = heddle("loop", trace, "--regimes", "sync", "--gpus", 8, "--out", "runs", *more)
+    done = heddle(
+        "loop", trace, "--seeds", "1", "--regimes", "sync", "--gpus", 8, "--out", "runs", *more
+    )
     assert done.exit_code == 0, done.output
     run = last_run()
     batches = json.loads((run / "rl_steps.json").read_text())["steps"]

@@ -262,7 +262,7 @@ def test_loops_name_the_trainers_type_and_vllm_engines_take_one_class(
     toml = tmp_path / "mixed.toml"
     toml.write_text('[[cluster.pool]]\ngpu = "h100"\ngpus = 8\n')
     assert "give loop.train_gpu, the GPU type of the trainer" in refused(
-        "loop", trace, "-c", toml, "--regimes", "sync"
+        "loop", trace, "--seeds", "1", "-c", toml, "--regimes", "sync"
     )
     vllm = ("--engine", "vllm", "--model-dir", tmp_path)
     assert "leave the pools out" in refused("run", trace, "-c", toml, *vllm)

@@ -15,7 +15,16 @@ LOOP_PAGE = (Path(__file__).resolve().parents[2] / "docs" / "loop.md").read_text
 
 SMALL = (
     *("--model", "qwen3-8b", "--gpus", "8", "--set", "loop.train_gpus=4", "--tp", "2"),
-    *("--set", "loop.groups=3", "--set", "loop.samples=4", "--set", "loop.batches=4"),
+    *(
+        "--set",
+        "loop.groups=3",
+        "--set",
+        "loop.samples=4",
+        "--set",
+        "loop.batches=4",
+        "--seeds",
+        "1",
+    ),
 )
 
 
@@ -45,6 +54,28 @@ def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
         assert of_bound == pytest.approx(float(row[-1]), abs=0.05)
     longest = max(bars, key=lambda bar: float(bar[2]))
     assert len(longest[1]) == 60
+
+
+def test_the_two_best_settings_run_under_three_seeds(heddle: Heddle, prompts: str):
+    small = [word for word in SMALL if word not in ("--seeds", "1")]
+    swept = ("--sweep", "loop.train_gpus=2,4,6", "--regimes", "sync", *small)
+    shown = heddle("loop", prompts, *swept, "--json")
+    found = json.loads(shown.stdout)
+    tried = {row["train_gpus"]: row["step_s"] for row in found["tried"]}
+    worst, *two = sorted(tried, key=lambda gpus: -tried[gpus]["mean"])
+    assert tried[worst]["ci95"] is None
+    assert all(tried[gpus]["ci95"] > 0.0 for gpus in two)
+    assert found["regimes"][0]["train_gpus"] == two[-1]
+    (three,) = json.loads(
+        heddle(
+            "loop", prompts, *swept, "--set", f"loop.train_gpus={two[-1]}", "--seeds", "3", "--json"
+        ).stdout
+    )["regimes"]
+    assert three["step_s"] == tried[two[-1]]
+    text = heddle("loop", prompts, *swept).output
+    assert text.startswith(
+        f"Train with sync, {8 - two[-1]} GPUs of rollout at TP 2 and {two[-1]} of"
+    )
 
 
 def test_the_json_contract(heddle: Heddle, prompts: str):

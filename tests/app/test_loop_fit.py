@@ -20,7 +20,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def answered(heddle: Heddle, trace: str, *options: str) -> dict:
-    shown = heddle("loop", trace, *CLUSTER, *options, "--json")
+    shown = heddle("loop", trace, "--seeds", "1", *CLUSTER, *options, "--json")
     assert shown.exit_code == 0, shown.output
     return json.loads(shown.stdout)
 
@@ -72,26 +72,28 @@ def test_a_regime_that_cannot_take_part_is_left_out_where_others_can(
     assert [row["regime"] for row in found["regimes"]] == ["sync"]
     assert list(found["left_out"]) == [left]
     assert why in found["left_out"][left]
-    alone = heddle("loop", prompts, *CLUSTER, "--regimes", left, "--set", setting)
+    alone = heddle("loop", prompts, "--seeds", "1", *CLUSTER, "--regimes", left, "--set", setting)
     assert alone.exit_code == 2, alone.output
 
 
 def test_a_pattern_stands_for_regimes(heddle: Heddle, prompts: str):
     found = answered(heddle, prompts, "--regimes", "april,verl-colocate*,s?nc")
     assert [row["regime"] for row in found["regimes"]] == ["april", "verl-colocate-async", "sync"]
-    wrong = heddle("loop", prompts, *CLUSTER, "--regimes", "area*l*x")
+    wrong = heddle("loop", prompts, "--seeds", "1", *CLUSTER, "--regimes", "area*l*x")
     assert wrong.exit_code == 2
     assert "did you mean 'areal'" in " ".join(wrong.output.replace("│", " ").split())
 
 
 def test_a_trainer_has_the_fewest_gpus_that_hold_a_step(heddle: Heddle, prompts: str):
     options = ("--model", "qwen3-14b", "--gpus", "8", "--regimes", "sync", "--json")
-    shown = heddle("loop", prompts, *options)
+    shown = heddle("loop", prompts, "--seeds", "1", *options)
     assert shown.exit_code == 0, shown.output
     found = json.loads(shown.stdout)
     assert found["regimes"][0]["train_gpus"] == 4
     assert "loop.train_gpus = 4, to hold a step" in found["notes"]
-    few = heddle("loop", prompts, "--model", "qwen3-14b", "--gpus", "4", "--regimes", "sync")
+    few = heddle(
+        "loop", prompts, "--seeds", "1", "--model", "qwen3-14b", "--gpus", "4", "--regimes", "sync"
+    )
     assert few.exit_code == 2
     assert "--gpus = 8, or loop.colocated = true, would do" in " ".join(
         few.output.replace("│", " ").split()

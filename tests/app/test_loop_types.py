@@ -48,7 +48,9 @@ def mixed(tmp_path: Path) -> str:
 
 
 def test_several_types_generate_and_another_trains(heddle: Heddle, prompts: str, mixed: str):
-    said = heddle("loop", prompts, "-c", mixed, "--regimes", "sync,rollart,libra", "--json")
+    said = heddle(
+        "loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync,rollart,libra", "--json"
+    )
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert found["cluster"]["gpus"] == 16
@@ -63,7 +65,9 @@ def test_several_types_generate_and_another_trains(heddle: Heddle, prompts: str,
 
 def test_training_takes_the_time_of_its_own_type(heddle: Heddle, prompts: str, mixed: str):
     def split(*more: str) -> dict[str, float]:
-        said = heddle("loop", prompts, "-c", mixed, "--regimes", "sync", "--json", *more)
+        said = heddle(
+            "loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync", "--json", *more
+        )
         assert said.exit_code == 0, said.output
         found: dict[str, float] = json.loads(said.stdout)["regimes"][0]["split_s"]
         return found
@@ -76,7 +80,7 @@ def test_training_takes_the_time_of_its_own_type(heddle: Heddle, prompts: str, m
 
 def test_rewards_have_a_type(heddle: Heddle, prompts: str, mixed: str):
     options = ("--set", "loop.reward_gpus=4", "--set", "loop.reward_gpu=l40s")
-    said = heddle("loop", prompts, "-c", mixed, "--regimes", "sync", *options)
+    said = heddle("loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync", *options)
     assert said.exit_code == 0, said.output
     assert "4 x h800 (derived) + 4 x h20 (derived), h800 beside them to train" in said.stdout
     assert "4 l40s for rewards" in said.stdout
@@ -85,7 +89,9 @@ def test_rewards_have_a_type(heddle: Heddle, prompts: str, mixed: str):
 
 def test_splits_and_degrees_are_swept(heddle: Heddle, prompts: str, mixed: str):
     swept = ("--sweep", "loop.train_gpus=8,16", "--tp", "best")
-    said = heddle("loop", prompts, "-c", mixed, "--regimes", "sync", *swept, "--json")
+    said = heddle(
+        "loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync", *swept, "--json"
+    )
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert {row["train_gpus"] for row in found["tried"]} == {8, 16}
@@ -99,14 +105,16 @@ def test_roles_and_a_trainer_of_another_type(heddle: Heddle, prompts: str, tmp_p
             'gpu = "h20"\ngpus = 4', 'gpu = "h800"\ngpus = 4\nrole = "decode"'
         )
     )
-    said = heddle("loop", prompts, "-c", str(path), "--regimes", "sync", "--json")
+    said = heddle("loop", prompts, "--seeds", "1", "-c", str(path), "--regimes", "sync", "--json")
     assert said.exit_code == 0, said.output
     (row,) = json.loads(said.stdout)["regimes"]
     assert (row["rollout_gpus"], row["train_gpus"]) == (8, 8)
 
 
 def test_a_loop_of_several_types_is_replayed(heddle: Heddle, prompts: str, mixed: str):
-    done = heddle("loop", prompts, "-c", mixed, "--regimes", "sync", "--out", "runs")
+    done = heddle(
+        "loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync", "--out", "runs"
+    )
     assert done.exit_code == 0, done.output
     (run,) = Path("runs").iterdir()
     assert ": the same" in heddle("replay", str(run)).output
@@ -123,13 +131,15 @@ def test_a_loop_of_several_types_is_replayed(heddle: Heddle, prompts: str, mixed
 def test_types_that_cannot_be_are_refused(
     heddle: Heddle, prompts: str, mixed: str, option: str, said: str
 ):
-    shown = heddle("loop", prompts, "-c", mixed, "--regimes", "sync", "--set", option)
+    shown = heddle(
+        "loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync", "--set", option
+    )
     assert shown.exit_code == 2, shown.output
     assert said in " ".join(shown.output.split())
 
 
 def test_several_types_need_that_of_the_trainer(heddle: Heddle, prompts: str, mixed: str):
     Path(mixed).write_text(MIXED.replace('train_gpu = "h800"\n', ""))
-    shown = heddle("loop", prompts, "-c", mixed, "--regimes", "sync")
+    shown = heddle("loop", prompts, "--seeds", "1", "-c", mixed, "--regimes", "sync")
     assert shown.exit_code == 2
     assert "give loop.train_gpu" in shown.output

@@ -43,7 +43,9 @@ def run(heddle: Heddle) -> Path:
 def loop(heddle: Heddle) -> ObservedSteps:
     sizes = ("loop.groups=2", "loop.samples=4", "loop.batches=3", "loop.train_gpus=4")
     more = [word for each in (*sizes, "loop.repeat=true") for word in ("--set", each)]
-    done = heddle("loop", TINY, "--regimes", "sync", "--gpus", 8, "--out", "runs", *more)
+    done = heddle(
+        "loop", TINY, "--seeds", "1", "--regimes", "sync", "--gpus", 8, "--out", "runs", *more
+    )
     assert done.exit_code == 0, done.output
     return observed_run(load_run(last_run()))
 

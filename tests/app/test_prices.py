@@ -405,7 +405,15 @@ def test_the_tables_show_dollars_where_the_objective_is_cost(heddle: Heddle, pro
         *small,
     )
     shown = heddle(
-        "loop", prompts, *options, "--set", "plan.objective=cost", "--set", "prices.h100=36"
+        "loop",
+        prompts,
+        "--seeds",
+        "1",
+        *options,
+        "--set",
+        "plan.objective=cost",
+        "--set",
+        "prices.h100=36",
     )
     assert shown.exit_code == 0, shown.output
     assert "mean dollars of 1,000 samples" in shown.output

@@ -281,6 +281,7 @@ def test_loops_generate_with_prefill_engines_on_the_gpus_of_the_rollout(
 ):
     loop = (
         "loop", trace, "--regimes", regime, "--set", "loop.train_gpus=4", "--set", "loop.groups=2",
+        "--seeds", "1",
         "--set", "loop.samples=2", "--set", "loop.batches=8", "--set", "loop.repeat=true",
         "--set", "cluster.roles=prefill=1,decode=3",
         "--set", "cluster.prefill_threshold=0",

@@ -92,7 +92,18 @@ def test_the_table_says_where_acceptance_is_from(heddle: Heddle, trace: Path):
 
 def test_a_loop_tries_drafts_and_trains_an_mtp_head_for_longer(heddle: Heddle, trace: Path):
     loop = (
-        *("loop", trace, "--regimes", "sync", "--model", "deepseek-v3", "--gpu", "h200"),
+        *(
+            "loop",
+            trace,
+            "--seeds",
+            "1",
+            "--regimes",
+            "sync",
+            "--model",
+            "deepseek-v3",
+            "--gpu",
+            "h200",
+        ),
         *("--gpus", 144, "--tp", 8, "--set", "loop.train_gpus=128", "--set", "loop.batches=3"),
         *("--set", "loop.groups=1", "--set", "loop.samples=2", "--json", "--speculation"),
     )
@@ -112,7 +123,19 @@ def test_a_loop_tries_drafts_and_trains_an_mtp_head_for_longer(heddle: Heddle, t
 
 def test_a_frozen_drafter_slows_a_loop_down(heddle: Heddle, trace: Path):
     loop = (
-        *("loop", trace, "--regimes", "sync", "--model", "qwen3-8b", "--gpus", 8, "--json"),
+        *(
+            "loop",
+            trace,
+            "--seeds",
+            "1",
+            "--regimes",
+            "sync",
+            "--model",
+            "qwen3-8b",
+            "--gpus",
+            8,
+            "--json",
+        ),
         *("--set", "loop.train_gpus=4", "--set", "loop.batches=5", "--set", "loop.repeat=true"),
         *("--set", "loop.groups=1", "--set", "loop.samples=2", "--speculation", "eagle3:2:0.9/0.8"),
     )
