@@ -131,7 +131,7 @@ def test_a_step_is_said_in_the_new_command_line() -> None:
     step = "loop t.jsonl --regimes sync --steps 4 --repeat --train-gpus 4,8 --tp best --json"
     assert translated(step, tables) == (
         "loop t.jsonl --regimes sync --set loop.batches=4 --set loop.repeat=true "
-        "--sweep loop.train_gpus=4,8 --tp best --json"
+        "--sweep loop.train_gpus=4,8 --tp best --json --seeds 1"
     )
     assert translated("simulate t.jsonl --policy verl --price h100=2", tables) == (
         "compare t.jsonl --policies verl --set prices.h100=2 --seeds 1"
