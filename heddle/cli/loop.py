@@ -1,7 +1,8 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import rich_click as click
 
@@ -10,6 +11,18 @@ from heddle.cli.logs import with_rollout
 from heddle.cli.options import looped, take_replayed
 from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from heddle.command_config import Config
+    from heddle.comparison.tuning import Choice
+    from heddle.cost.objective import Objective
+    from heddle.loops.config import LoopConfig
+    from heddle.loops.result import LoopComparison
+    from heddle.loops.shared import SharedLoops
+
+RUNS: Final = Path("runs")
+"""Where the trace that is made of logs goes."""
 SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 
 
@@ -57,46 +70,94 @@ def loop(
     With loop.colocated, rollout and training have all in turn. Environments, rewards and the
     trainer are keys of [loop]. With --sweep, a regime's best setting by plan.objective is shown.
     report.figure names a file to draw samples a second over staleness and length bias into.
+
+    With loop.shared_gpus, each -c file is a loop, and all have the same GPUs: what that saves.
     """
     from heddle.cli.outputs import checked_figure
-    from heddle.cli.progress import progress
-    from heddle.cli.show_loop import show_loop
+    from heddle.cli.show_loop import show_loop, show_shared
     from heddle.cli.tables import answer, warn
-    from heddle.loops.comparison import compare_regimes
+    from heddle.config_error import require
     from heddle.loops.config import loop_of
-    from heddle.loops.fit import fitted, with_trainer
     from heddle.loops.own_regimes import regime_names
-    from heddle.loops.splits import beside_random, splits
-    from heddle.setup import Workspace
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     options["tp"] = one_tp(options["tp"])
     options["speculation"], speculation = best_speculation(options["speculation"])
-    config, _ = take_replayed(sources, options, settings, policy__preset=policy)
+    read = partial(take_replayed, sources, settings=settings, policy__preset=policy)
+    given = options["configs"]
+    config, _ = read(options={**options})
+    if config.loop.shared_gpus:
+        alone = not (sweeps or out or config.report.figure)
+        require(alone, "loop.shared_gpus: leave --sweep, --out and report.figure out")
+        files = {str(path): read(options={**options, "configs": (path,)})[0] for path in given}
+        own = {name: with_rollout(each, sources, RUNS)[0] for name, each in files.items()}
+        saved = _shared(own, regimes, seeds, jobs)
+        warn(saved.warnings)
+        answer(saved, show_shared, as_json=as_json)
+        return
     figure = checked_figure(config.report.figure)
-    config, _ = with_rollout(config, sources, out or Path("runs"))
-    shared = Workspace()
-    made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
-    made, trainer = with_trainer(made, shared)
-    numbers = swept.get("loop.train_gpus", [made.train_gpus])
-    degrees = swept.get("cluster.tp", [config.cluster.tp])
-    tried = splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation)
-    tried, notes = fitted(tried, shared)
-    with progress("reading", "batches") as bar:
-        result = compare_regimes(
-            beside_random(tried),
-            workspace=shared,
-            notes=[*trainer, *notes],
-            fitting_only=BEST in (numbers, degrees) or speculation is not None,
-            objective=config.plan.objective or "makespan",
-            jobs=jobs,
-            executor=config.runtime.executor,
-            out=out,
-            on_progress=bar.count,
-        )
+    config, _ = with_rollout(config, sources, out or RUNS)
+    names = regime_names(regimes, config.regimes)
+    made = loop_of(config, names, seeds=seeds)
+    objective = config.plan.objective or "makespan"
+    result = _compared(made, objective, swept, speculation, jobs=jobs, out=out)
     if figure:
         from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, figure)
     warn(result.warnings)
     answer(result, show_loop, as_json=as_json)
+
+
+def _compared(
+    loop: "LoopConfig",
+    objective: "Objective",
+    swept: "Mapping[str, Choice]",
+    speculation: str | None,
+    *,
+    jobs: int | None,
+    out: Path | None,
+) -> "LoopComparison":
+    """Every setting that is swept, under the regimes of a loop."""
+    from heddle.cli.progress import progress
+    from heddle.loops.comparison import compare_regimes
+    from heddle.loops.fit import fitted, with_trainer
+    from heddle.loops.splits import beside_random, splits
+    from heddle.setup import Workspace
+
+    shared = Workspace()
+    config = loop.run
+    made, trainer = with_trainer(loop, shared)
+    numbers = swept.get("loop.train_gpus", [made.train_gpus])
+    degrees = swept.get("cluster.tp", [config.cluster.tp])
+    tried = splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation)
+    tried, notes = fitted(tried, shared)
+    with progress("reading", "batches") as bar:
+        return compare_regimes(
+            beside_random(tried),
+            workspace=shared,
+            notes=[*trainer, *notes],
+            fitting_only=BEST in (numbers, degrees) or speculation is not None,
+            objective=objective,
+            jobs=jobs,
+            executor=config.runtime.executor,
+            out=out,
+            on_progress=bar.count,
+        )
+
+
+def _shared(
+    configs: "Mapping[str, Config]", regimes: str, seeds: int | None, jobs: int | None
+) -> "SharedLoops":
+    """Loops on the same GPUs, by their files."""
+    from dataclasses import replace
+
+    from heddle.loops.config import loop_of
+    from heddle.loops.own_regimes import regime_names
+    from heddle.loops.shared import share_gpus
+
+    loops = {}
+    for name, config in configs.items():
+        alone = replace(config, loop=replace(config.loop, shared_gpus=False))
+        loops[name] = loop_of(alone, regime_names(regimes, config.regimes), seeds=seeds)
+    return share_gpus(loops, jobs=jobs)

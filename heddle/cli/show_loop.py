@@ -9,10 +9,12 @@ from heddle.cli.tables import (
     show_ranking,
     show_rows,
     show_tried,
+    show_verdict,
 )
 from heddle.comparison.tuning import without_acceptance
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 from heddle.loops.setup import LoopSetup
+from heddle.loops.shared import SharedLoops
 
 EQUAL = " at equal data"
 """What regimes are ranked by: step or dollars over the length bias."""
@@ -20,7 +22,8 @@ EQUAL = " at equal data"
 
 def show_loop(result: LoopComparison) -> None:
     """The verdict, trace, cluster, what was tried, and one row for each regime."""
-    click.echo(f"{result.verdict}\n")
+    show_verdict(result.verdict)
+    click.echo()
     _head(result)
     if len(result.tried) > len(result.regimes):
         _tried(result)
@@ -34,6 +37,35 @@ def show_loop(result: LoopComparison) -> None:
     draw_bars(
         "step in seconds; ### is its bound",
         [Bar(row.setup.label, row.step_s, row.bound_step_s) for row in result.regimes],
+    )
+
+
+def show_shared(result: SharedLoops) -> None:
+    """What the same GPUs save, and a row for each loop."""
+    show_verdict(result.verdict)
+    click.echo()
+    for name, alone in result.alone.items():
+        for text in (*alone.notes, *(f"left out {r}: {why}" for r, why in alone.left_out.items())):
+            click.echo(f"{name}: {text}")
+    rows = []
+    for row, shared in zip(result.rows(), result.shared_s, strict=True):
+        found = result.alone[row["config"]].best
+        cells = {
+            "loop": row["config"],
+            "regime": row["regime"],
+            "model": row["model"],
+            "step_s alone": estimate_cell(found.step_s),
+            "step_s shared": estimate_cell(shared),
+            "slower": f"{shared.mean / found.step_s.mean:.2f} x",
+        }
+        for of in ("alone", "shared"):
+            cells[f"GPU-hours/1k {of}"] = f"{row[f'{of}_gpu_hours_per_1k_samples']:.3g}"
+        rows.append(cells)
+    show_rows(rows)
+    click.echo(
+        f"GPUs in use: {result.busy['rollout']:.0%} of the time for rollout and updates, "
+        f"{result.busy['train']:.0%} to train; GPUs that change loops take loop.lend_s and "
+        "loop.return_s"
     )
 
 

@@ -70,6 +70,10 @@ def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int | None = 1) ->
     Raises:
         ConfigError: a value does not fit the others.
     """
+    require(
+        not run.loop.shared_gpus,
+        "loop.shared_gpus is of `heddle loop` with a file for each loop: leave it out",
+    )
     given = {each.name: getattr(run.loop, each.name) for each in fields(LoopSettings)}
     for name in ("batches", "groups", "samples"):
         if given[name] is None:

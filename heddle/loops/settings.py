@@ -43,6 +43,9 @@ class LoopSettings:
     None: both are a part of these."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
+    shared_gpus: bool = False
+    """Each `-c` file of `heddle loop` is a loop of its own, and all have the same GPUs, so that one
+    generates while another trains."""
     colocated_speed: Annotated[float | None, Bounds(0.01, 1)] = None
     """Of a colocated trainer over one apart. None: verl's, 0.90 with FSDP, 0.76 with Megatron."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"

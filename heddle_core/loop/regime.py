@@ -288,6 +288,15 @@ class Regime:
         return self.samples + self.sampling.extra_samples
 
     @property
+    def alternates(self) -> bool:
+        """Whether nothing is generated while the trainer trains, and nothing trained meanwhile."""
+        staleness = self.staleness
+        on_policy = staleness.counted_by == "version" and staleness.bound + staleness.growth == 0.0
+        carries = self.batching.rest == "keep" and self.sampling.extra_groups > 0
+        apart = self.split.hybrid is None and self.batching.accumulate_from is None
+        return on_policy and apart and not carries and self.update.every == 1
+
+    @property
     def warm_up_batches(self) -> int:
         """Batches until as many trajectories are under way as will be, one at least."""
         staleness = self.staleness
