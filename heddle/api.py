@@ -146,9 +146,12 @@ def plan(
 
 def loop(
     trace: str | Path,
-    regimes: str | Sequence[str],
+    regimes: str | Sequence[str] = ("sync", "one-step-off", "areal"),
     *,
-    train_gpus: int,
+    policy: str | None = None,
+    train_gpus: Numbers = None,
+    tps: Numbers = None,
+    slots: Numbers = None,
     seeds: int | None = None,
     jobs: int | None = 1,
     out: str | Path = "runs",
@@ -160,7 +163,9 @@ def loop(
     Args:
         trace: A path.
         regimes: Names with parameters, such as ``areal:max_head_offpolicyness=1``, or one.
-        train_gpus: GPUs of the trainer, beside the `gpus` of rollout.
+        policy: Of rollouts.
+        train_gpus, tps, slots: GPUs of the trainer, of all `gpus`, TP degrees and numbers of
+            running steps of an engine to try; None: the configuration's.
         seeds, jobs: Runs of each regime, by default three, and processes.
         out: Folder of the trace that is made of logs.
         settings, keys: As of `compare`; `[loop]` is in `settings`, as ``{"loop.batches": 8}``.
@@ -169,19 +174,19 @@ def loop(
         ConfigError: a value that cannot be used.
         ValueError: any other of the packages' errors for bad input.
     """
-    from heddle.loops.comparison import compare_regimes
+    from heddle.loops.compared import compare_settings
     from heddle.loops.config import loop_of
-    from heddle.loops.fit import fitted
     from heddle.loops.own_regimes import regime_names
-    from heddle.loops.splits import beside_random
-    from heddle.setup import Workspace
 
-    config = _config(trace, {"loop.train_gpus": train_gpus, **(settings or {})}, keys, out)
+    speculation, keys = _speculation(keys)
+    named = {} if policy is None else {"policy.preset": policy}
+    config = _config(trace, {**named, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
-    names = regime_names(regimes, config.regimes)
-    shared = Workspace()
-    tried, notes = fitted([loop_of(config, names, seeds=seeds)], shared)
-    return compare_regimes(beside_random(tried), jobs=jobs, workspace=shared, notes=notes)
+    made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
+    given = {"loop.train_gpus": train_gpus, "cluster.tp": tps, "cluster.max_running": slots}
+    swept = {key: _listed(value) for key, value in given.items()}
+    objective = config.plan.objective or "makespan"
+    return compare_settings(made, swept, speculation, objective=objective, jobs=jobs)
 
 
 _COMPARED = ("roles", "jobs", "executor", "workspace", "objective")

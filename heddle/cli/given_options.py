@@ -8,12 +8,12 @@ from click.core import ParameterSource
 
 SEARCHED: Final = (
     *("regimes", "as_json", "sweeps", "export", "deadline_s", "dollars", "jobs", "policies"),
-    *("seeds", "wide", "budget_s", "out", "tp", "max_running", "speculation", "settings"),
+    *("policy", "seeds", "wide", "budget_s", "out", "tp", "max_running", "speculation", "settings"),
 )
 """Parameters that the command of a recommendation says itself, or does not have."""
 FOUND: Final = (
     *("cluster.tp", "cluster.max_running", "cluster.speculation"),
-    "plan.budget_s",
+    *("loop.train_gpus", "loop.epoch_plan", "plan.budget_s"),
 )
 """The same of keys."""
 

@@ -1,5 +1,6 @@
 """`heddle loop`: whole training regimes on one trace and cluster."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -7,18 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 import rich_click as click
 
 from heddle.cli.compare import one_tp
+from heddle.cli.given_options import kept_words
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import looped, take_replayed
-from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
+from heddle.cli.sweeps import best_speculation, read_sweeps, sweep_option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from heddle.command_config import Config
-    from heddle.comparison.tuning import Choice
-    from heddle.cost.objective import Objective
-    from heddle.loops.config import LoopConfig
-    from heddle.loops.result import LoopComparison
     from heddle.loops.shared import SharedLoops
 
 RUNS: Final = Path("runs")
@@ -45,7 +43,10 @@ SWEPT: Final = ("cluster.tp", "cluster.max_running", "loop.train_gpus")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 @sweep_option(*SWEPT)
 @looped
+@click.pass_context
 def loop(
+    context: click.Context,
+    /,
     sources: tuple[str, ...],
     settings: tuple[str, ...],
     regimes: str,
@@ -74,9 +75,11 @@ def loop(
     With loop.shared_gpus, each -c file is a loop, and all have the same GPUs: what that saves.
     """
     from heddle.cli.outputs import checked_figure
+    from heddle.cli.progress import progress
     from heddle.cli.show_loop import show_loop, show_shared
     from heddle.cli.tables import answer, warn
     from heddle.config_error import require
+    from heddle.loops.compared import compare_settings
     from heddle.loops.config import loop_of
     from heddle.loops.own_regimes import regime_names
 
@@ -100,50 +103,19 @@ def loop(
     names = regime_names(regimes, config.regimes)
     made = loop_of(config, names, seeds=seeds)
     objective = config.plan.objective or "makespan"
-    result = _compared(made, objective, swept, speculation, jobs=jobs, out=out)
+    with progress("reading", "batches") as bar:
+        result = compare_settings(
+            made, swept, speculation, objective=objective, jobs=jobs, out=out, on_progress=bar.count
+        )
     if figure:
         from heddle.reports.result_figures import draw_regimes
 
         draw_regimes(result, figure)
     warn(result.warnings)
-    answer(result, show_loop, as_json=as_json)
-
-
-def _compared(
-    loop: "LoopConfig",
-    objective: "Objective",
-    swept: "Mapping[str, Choice]",
-    speculation: str | None,
-    *,
-    jobs: int | None,
-    out: Path | None,
-) -> "LoopComparison":
-    """Every setting that is swept, under the regimes of a loop."""
-    from heddle.cli.progress import progress
-    from heddle.loops.comparison import compare_regimes
-    from heddle.loops.fit import fitted, with_trainer
-    from heddle.loops.splits import beside_random, splits
-    from heddle.setup import Workspace
-
-    shared = Workspace()
-    config = loop.run
-    made, trainer = with_trainer(loop, shared)
-    numbers = swept.get("loop.train_gpus", [made.train_gpus])
-    degrees = swept.get("cluster.tp", [config.cluster.tp])
-    tried = splits(made, numbers, degrees, swept.get("cluster.max_running"), speculation)
-    tried, notes = fitted(tried, shared)
-    with progress("reading", "batches") as bar:
-        return compare_regimes(
-            beside_random(tried),
-            workspace=shared,
-            notes=[*trainer, *notes],
-            fitting_only=BEST in (numbers, degrees) or speculation is not None,
-            objective=objective,
-            jobs=jobs,
-            executor=config.runtime.executor,
-            out=out,
-            on_progress=bar.count,
-        )
+    if as_json:
+        click.echo(json.dumps(result.plain(kept_words(context, settings)), allow_nan=False))
+    else:
+        show_loop(result, config.plan.framework)
 
 
 def _shared(

@@ -3,6 +3,7 @@
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
+from heddle.cli.show_search import show_block
 from heddle.cli.tables import (
     costs,
     estimate_cell,
@@ -15,13 +16,15 @@ from heddle.comparison.tuning import without_acceptance
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 from heddle.loops.setup import LoopSetup
 from heddle.loops.shared import SharedLoops
+from heddle.planning.blocks import framework_of
+from heddle.search.looped import deployment_of_loop
 
 EQUAL = " at equal data"
 """What regimes are ranked by: step or dollars over the length bias."""
 
 
-def show_loop(result: LoopComparison) -> None:
-    """The verdict, trace, cluster, what was tried, and one row for each regime."""
+def show_loop(result: LoopComparison, framework: str | None) -> None:
+    """The verdict, trace, cluster, what was tried, a row for each regime, and settings to paste."""
     show_verdict(result.verdict)
     click.echo()
     _head(result)
@@ -38,6 +41,8 @@ def show_loop(result: LoopComparison) -> None:
         "step in seconds; ### is its bound",
         [Bar(row.setup.label, row.step_s, row.bound_step_s) for row in result.regimes],
     )
+    plan = deployment_of_loop(result)
+    show_block(plan, framework or framework_of(plan.policy))
 
 
 def show_shared(result: SharedLoops) -> None:
@@ -178,7 +183,10 @@ def _splits(result: LoopComparison) -> None:
 def _tried(result: LoopComparison) -> None:
     """The objective of every regime at every setting."""
     what = "step in seconds" if result.objective == "makespan" else "dollars of 1,000 samples"
-    click.echo(f"tried    mean {what} by GPUs of the trainer; * the best{EQUAL}\n")
+    often = max(len(row.runs) for row in result.tried)
+    alike = all(len(row.runs) == often for row in result.tried)
+    seeds = "" if alike else f", first seed; the two best of each ran under {often}"
+    click.echo(f"tried    mean {what} by GPUs of the trainer{seeds}; * the best{EQUAL}\n")
     best = {id(row) for row in result.regimes}
     names = [row.setup.label for row in result.regimes]
     cells = (
@@ -186,7 +194,7 @@ def _tried(result: LoopComparison) -> None:
             _setting(result, row),
             f"{row.setup.train_gpus} train",
             id(row) in best,
-            row.value_of_any_length(result.objective),
+            (row if alike else row.first_run).value_of_any_length(result.objective),
         )
         for row in sorted(result.tried, key=lambda row: names.index(row.setup.label))
     )

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from heddle.cluster.failures import too_late
-from heddle.comparison.estimates import Estimate
+from heddle.comparison.estimates import Estimate, estimate
 from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
 from heddle.loops.measure import LoopFigures
@@ -115,6 +115,17 @@ class RegimeResult:
     def value_of_any_length(self, objective: Objective) -> float:
         """Seconds of a step, or dollars of a thousand samples."""
         return objective_value(objective, self.step_s.mean, self.cost_per_1k_samples)
+
+    @property
+    def first_run(self) -> "RegimeResult":
+        """The same of the first seed alone, which all settings ran under."""
+        return replace(
+            self,
+            runs=self.runs[:1],
+            busy=self.busy[:1],
+            bounds_s=self.bounds_s[:1],
+            step_s=estimate([self.runs[0].mean_step_s]),
+        )
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -280,6 +291,8 @@ class LoopComparison(Tabled):
             f"Train with {setup.label}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
             f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
         )
+        if best.step_s.ci95 is not None:
+            text += " ({:,.1f} to {:,.1f})".format(*best.step_s.ends)
         if others:
             more = others[0].value("makespan") / best.value("makespan") - 1.0
             text += f", at equal data {more * 100.0:.0f} % faster than the next best, "
@@ -296,6 +309,19 @@ class LoopComparison(Tabled):
             if (other.setup.name, other.setup.config.epoch_plan) == (mine.name, RANDOM):
                 return other.step_s.mean / row.step_s.mean
         return None
+
+    def export(self, framework: str | None = None) -> str:
+        """Settings to paste into a framework, by default that of the policy.
+
+        Raises:
+            ConfigError: no such framework, or it cannot have these engines.
+        """
+        # A search of loops is built on this module.
+        from heddle.planning.blocks import block, framework_of
+        from heddle.search.looped import deployment_of_loop
+
+        deployment = deployment_of_loop(self)
+        return block(deployment, framework or framework_of(deployment.policy))
 
     def rows(self) -> list[dict[str, Any]]:
         """The best of each regime as JSON, the best first."""
@@ -317,12 +343,17 @@ class LoopComparison(Tabled):
         """Whether any setting has speculative decoding."""
         return any(row.setup.config.run.cluster.drafts() is not None for row in self.tried)
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
+        """As JSON; `words` are trace and options of the command that runs the best again."""
+        from heddle.search.looped import recommended
+
         first = self.tried[0].setup
         config, trace = first.config, first.run.workload.trace
         cluster = config.run.cluster
         return {
             "schema": SCHEMA,
+            "verdict": self.verdict,
+            "recommended": recommended(self, words),
             "trace": {
                 "name": trace.name,
                 "trajectories": len(first.run.workload.scripts),

@@ -16,13 +16,11 @@ import simpy
 
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.config_error import ConfigError, require
-from heddle.loops.comparison import compare_regimes
+from heddle.loops.compared import compare_settings
 from heddle.loops.config import LoopConfig
-from heddle.loops.fit import fitted, with_trainer
 from heddle.loops.result import LoopComparison, RegimeResult
 from heddle.loops.settings import LoopSettings
 from heddle.loops.setup import regime_of
-from heddle.loops.splits import splits
 from heddle.runs.loop_batches import BatchFigures
 from heddle.setup import Workspace
 from heddle.tabled import Tabled
@@ -184,9 +182,7 @@ def _alone(name: str, config: LoopConfig, jobs: int | None, shared: Workspace) -
             f"{name}: {', '.join(config.regimes)}: rollout and training overlap, so their GPUs are "
             "not idle in turn; take an on-policy regime, such as --regimes sync"
         )
-    made, trainer = with_trainer(replace(config, regimes=tuple(able)), shared)
-    tried, notes = fitted(splits(made, [made.train_gpus], [config.run.cluster.tp]), shared)
-    return compare_regimes(tried, jobs=jobs, workspace=shared, notes=[*trainer, *notes])
+    return compare_settings(replace(config, regimes=tuple(able)), {}, jobs=jobs, workspace=shared)
 
 
 def _check_gpus(alone: Mapping[str, LoopComparison]) -> None:

@@ -20,10 +20,10 @@ from heddle.loops.fit import fitted
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, on_loop, splits
-from heddle.planning.deployment import LoopSplit
 from heddle.search.draws import check_groups, check_history
 from heddle.search.interval import prediction_interval
 from heddle.search.jobs import batch_s
+from heddle.search.looped import split_of
 from heddle.search.policies import FIRST, is_other_system, shipped
 from heddle.search.race import (
     FEWEST,
@@ -281,21 +281,7 @@ class _Loops:
             ),
             times=times,
             engines=engines_of(setup.run),
-            loop=LoopSplit(
-                regime=candidate.regime,
-                rollout_gpus=setup.config.run.cluster.gpus,
-                train_gpus=setup.train_gpus,
-                colocated=setup.config.colocated,
-                most_staleness=setup.regime.staleness.most,
-                bounded=setup.regime.staleness.counted_by != "nothing",
-                train_tp=setup.layout.tp,
-                train_pp=setup.layout.pp,
-                epoch_plan=candidate.epoch_plan if candidate.epoch_plan == PACKED else "",
-                batch=setup.regime.groups * setup.regime.samples,
-                mean_staleness=row.mean_staleness,
-                wasted_share=row.wasted_share,
-                length_bias=row.length_bias,
-            ),
+            loop=split_of(row, packed=packed if (packed := candidate.epoch_plan) == PACKED else ""),
         )
 
     def simplicity(self, candidate: Variant, race: Race) -> tuple[bool, int, int, bool, int, float]:

@@ -118,9 +118,9 @@ def _staleness(loop: LoopSplit) -> str:
     return f"{text}."
 
 
-def command_of(each: Judged, words: Sequence[str]) -> list[str]:
-    """The `heddle compare` that replays a candidate; `words` are trace and options of the search
-    that do not change it."""
+def command_of(each: Judged, words: Sequence[str], *, seeds: int = 1) -> list[str]:
+    """The `heddle compare` that replays a candidate, or the `heddle loop` under so many seeds;
+    `words` are trace and options of the search that do not change it."""
     cluster = each.candidate.cluster
     tp = [] if each.candidate.planned or cluster.pool else ["--tp", str(cluster.tp)]
     if cluster.pool and not each.candidate.planned:
@@ -139,7 +139,7 @@ def command_of(each: Judged, words: Sequence[str]) -> list[str]:
             *("--policy", each.candidate.policy),
             *([] if each.candidate.planned else ["--tp", str(cluster.tp)]),
             *("--max-running", cluster.running),
-            *(*split, *drafts, "--seeds", "1"),
+            *(*split, *drafts, "--seeds", str(seeds)),
             *(["--set", f"loop.epoch_plan={plan}"] if (plan := each.loop.epoch_plan) else []),
         ]
     return [

@@ -78,9 +78,14 @@ def test_a_plan_is_exported_and_tabled(coding: Path):
 def test_a_loop_ranks_regimes(coding: Path):
     batches = {"loop.batches": 4, "loop.groups": 2, "loop.samples": 2, "loop.repeat": True}
     regimes = ["sync", "one-step-off"]
-    found = heddle.loop(coding, regimes, train_gpus=4, settings=batches, gpus=8, model="qwen3-8b")
+    given = {"gpus": 12, "model": "qwen3-8b", "settings": batches, "seeds": 1}
+    found = heddle.loop(coding, regimes, train_gpus=4, **given)
     assert {row.setup.name for row in found.regimes} == set(regimes)
     assert found.verdict.startswith(f"Train with {found.best.setup.name}, 8 GPUs of rollout")
+    assert "trainer.n_gpus_per_node=4" in found.export("verl")
+    tried = heddle.loop(coding, "sync", policy="slime", train_gpus=(4, 6), tps=2, **given)
+    assert [row.setup.train_gpus for row in tried.tried] == [4, 6]
+    assert tried.export().startswith("# sync, batches of 4 samples\n--rollout-num-gpus 8")
     assert found.to_pandas()["step_s.mean"].is_monotonic_increasing
     assert "<table" in found._repr_html_()
 
