@@ -46,6 +46,12 @@ SMALL = {
     "verl-separate-async": "verl-separate-async:parameter_sync_step=1",
 }
 """Regimes whose defaults are too large for these batches."""
+ENFORCED = (
+    "areal:max_head_offpolicyness=1:enforce=true",
+    "areal:max_head_offpolicyness=2:enforce=true",
+    "verl-fully-async:staleness.late=drop:trigger_parameter_sync_step=2",
+)
+"""Whose bound of staleness holds when a batch is trained."""
 
 
 class LoopCase(msgspec.Struct, frozen=True, kw_only=True, tag="loop"):
@@ -68,7 +74,7 @@ class LoopCase(msgspec.Struct, frozen=True, kw_only=True, tag="loop"):
 
 def draw(rng: Random) -> LoopCase:
     """Draw a case."""
-    name = rng.choice(list(REGIMES))
+    name = rng.choice([*REGIMES, *ENFORCED])
     batches = rng.choice((1, 2, 4))
     return LoopCase(
         regime=SMALL.get(name, name),
@@ -125,10 +131,13 @@ class JudgedLoop:
             Prompt(group=GroupId(f"p{i}"), samples=SAMPLES_OF_A_PROMPT) for i in range(100_000)
         )
         pool = _pool(regime, self.rollouts)
+        self._regime = regime
         self.core = LoopController(self.rollouts, regime, prompts, batches=case.batches, pool=pool)
         self.books = LoopBooks(GPUS * 3)
         self.events = 0
         self.started: dict[TrajectoryId, StartTrajectory] = {}
+        self.version_at: dict[TrajectoryId, int] = {}
+        """Of the weights when it started."""
         self.outcome: dict[TrajectoryId, str] = {}
         self.trained: dict[TrajectoryId, int] = {}
         self.discarded: dict[TrajectoryId, None] = {}
@@ -167,6 +176,7 @@ class JudgedLoop:
             case StartTrajectory(trajectory=name):
                 assert name not in self.started, f"{name} starts twice"
                 self.started[name] = command
+                self.version_at[name] = self.core.version
             case Score(trajectory=name):
                 assert name in self.outcome, f"{name} is scored before its end"
             case Discard(trajectory=name):
@@ -179,6 +189,9 @@ class JudgedLoop:
                     assert name not in self.discarded, f"{name} is trained and discarded"
                     assert self.outcome.get(name) in ("completed", "truncated"), name
                     self.trained[name] = command.batch
+                    age = self.core.version - self.version_at[name]
+                    bound = self._regime.staleness
+                    assert bound.late == "train" or age <= bound.most, f"{name} is {age} old"
 
 
 def _pool(regime: Regime, rollouts: Controller) -> HybridPool | None:

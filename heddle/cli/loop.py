@@ -70,9 +70,8 @@ def loop(
     --gpus counts all GPUs; the trainer has loop.train_gpus of them, a quarter if nothing is said.
     With loop.colocated, rollout and training have all in turn. Environments, rewards and the
     trainer are keys of [loop]. With --sweep, a regime's best setting by plan.objective is shown.
-    report.figure names a file to draw samples a second over staleness and length bias into.
-
-    With loop.shared_gpus, each -c file is a loop, and all have the same GPUs: what that saves.
+    report.figure draws samples a second over staleness and length bias. With loop.shared_gpus, each
+    -c file is a loop, and all have the same GPUs: what that saves.
     """
     from heddle.cli.outputs import checked_figure
     from heddle.cli.progress import progress
@@ -87,14 +86,13 @@ def loop(
     options["tp"] = one_tp(options["tp"])
     options["speculation"], speculation = best_speculation(options["speculation"])
     read = partial(take_replayed, sources, settings=settings, policy__preset=policy)
-    given = options["configs"]
     config, _ = read(options={**options})
     if config.loop.shared_gpus:
         alone = not (sweeps or out or config.report.figure)
         require(alone, "loop.shared_gpus: leave --sweep, --out and report.figure out")
-        files = {str(path): read(options={**options, "configs": (path,)})[0] for path in given}
-        own = {name: with_rollout(each, sources, RUNS)[0] for name, each in files.items()}
-        saved = _shared(own, regimes, seeds, jobs)
+        files = {str(path): {**options, "configs": (path,)} for path in options["configs"]}
+        own = {name: with_rollout(read(options=o)[0], sources, RUNS) for name, o in files.items()}
+        saved = _shared({name: each for name, (each, _) in own.items()}, regimes, seeds, jobs)
         warn(saved.warnings)
         answer(saved, show_shared, as_json=as_json)
         return
@@ -102,8 +100,8 @@ def loop(
     config, _ = with_rollout(config, sources, out or RUNS)
     names = regime_names(regimes, config.regimes)
     made = loop_of(config, names, seeds=seeds)
-    objective = config.plan.objective or "makespan"
     with progress("reading", "batches") as bar:
+        objective = config.plan.objective or "makespan"
         result = compare_settings(
             made, swept, speculation, objective=objective, jobs=jobs, out=out, on_progress=bar.count
         )

@@ -34,7 +34,8 @@ def show_loop(result: LoopComparison, framework: str | None) -> None:
     show_ranking(result.objective, [row.setup.label for row in result.ranking], EQUAL)
     for row in result.regimes:
         if row.staleness_reasons:
-            closed = f"{row.setup.label}: staleness {row.closed_staleness:.2f} in closed form"
+            closed = f"{row.setup.label}: staleness {row.closed_staleness:.2f} in closed form, "
+            closed += f"{row.mean_staleness:.2f} simulated"
             click.echo(f"{closed}: {'; '.join(row.staleness_reasons)}")
     _splits(result)
     draw_bars(
@@ -92,7 +93,7 @@ def _head(result: LoopComparison) -> None:
     click.echo(
         f"cluster  {hardware}, {cluster.model}{profiles.layout_label}"
         f"{shared}; policy {config.run.policy.preset}, "
-        f"{', '.join(map(str, result.running))} running per engine"
+        f"{', '.join(map(str, _running(result)))} running per engine"
     )
     again = config.groups * config.batches > len(first.data.groups)
     click.echo(
@@ -189,6 +190,7 @@ def _tried(result: LoopComparison) -> None:
     click.echo(f"tried    mean {what} by GPUs of the trainer{seeds}; * the best{EQUAL}\n")
     best = {id(row) for row in result.regimes}
     names = [row.setup.label for row in result.regimes]
+    splits = dict.fromkeys(row.setup.train_gpus for row in result.tried)
     cells = (
         (
             _setting(result, row),
@@ -198,17 +200,23 @@ def _tried(result: LoopComparison) -> None:
         )
         for row in sorted(result.tried, key=lambda row: names.index(row.setup.label))
     )
-    show_tried(result.objective, cells, [f"{n} train" for n in result.splits])
+    show_tried(result.objective, cells, [f"{n} train" for n in splits])
     click.echo("")
 
 
 def _setting(result: LoopComparison, row: RegimeResult, **more: str) -> dict[str, str]:
     """Regime, `more`, TP degree of its engines (a dash where a policy plans them), and steps."""
     cluster = row.setup.config.run.cluster
+    drafted = any(each.setup.config.run.cluster.drafts() is not None for each in result.tried)
     return {
         "regime": row.setup.label,
         **more,
         "TP": "-" if plans(row.setup) else cluster.tps,
-        **({"running": str(cluster.max_running)} if len(result.running) > 1 else {}),
-        **({"speculation": without_acceptance(cluster.speculation)} if result.drafted else {}),
+        **({"running": str(cluster.max_running)} if len(_running(result)) > 1 else {}),
+        **({"speculation": without_acceptance(cluster.speculation)} if drafted else {}),
     }
+
+
+def _running(result: LoopComparison) -> list[int]:
+    """Numbers of running steps of an engine that were tried."""
+    return list(dict.fromkeys(row.setup.config.run.cluster.max_running for row in result.tried))

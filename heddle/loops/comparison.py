@@ -158,6 +158,9 @@ def _prepared(
             "verl-separate-async"
         )
     names = {setup.name for setup in setups}
+    if not names and len(failed) > 1:
+        each = dict.fromkeys(str(failure) for failure in failed.values())
+        raise ConfigError("; ".join(each))
     for name, failure in failed.items():
         if not names or (name in names and not fitting_only):
             raise failure

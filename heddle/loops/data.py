@@ -87,9 +87,17 @@ class DataSet:
 
 
 def least_batches(regime: Regime) -> int:
-    """Batches of which enough are measured."""
+    """Batches of which as few are measured as may be."""
     every = regime.update.every
     return regime.warm_up_batches + every * -(-LEAST_MEASURED // every)
+
+
+def enough_batches(regime: Regime) -> int:
+    """Batches of which as many are measured as are not, or `least_batches`.
+
+    Those right after a long warm-up are still of trajectories that started early, the shorter ones.
+    """
+    return max(least_batches(regime), 2 * regime.warm_up_batches)
 
 
 def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:

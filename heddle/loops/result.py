@@ -25,6 +25,11 @@ TRIED = (
 """What the JSON says of every setting of a regime; of its best, all."""
 
 
+BIASED = 0.1
+"""Length bias from 1 on that is warned of."""
+SAME = 1.001
+"""Ratio of what the objective makes least, below which regimes are equal."""
+
 F = TypeVar("F", bound=float | None)
 
 
@@ -275,6 +280,13 @@ class LoopComparison(Tabled):
                 for row in plainly
             )
             found.append(f"by {self.objective} per sample, of any length, the order is {names}")
+        for row in self.regimes:
+            if abs(row.length_bias - 1.0) > BIASED:
+                found.append(
+                    f"{row.setup.label}: what it trains has {row.length_bias:.2f} of the length of "
+                    f"what starts, over {len(row.runs[0].step_s)} measured batches: with more "
+                    "loop.batches its rank may change"
+                )
         return found
 
     @property
@@ -286,6 +298,9 @@ class LoopComparison(Tabled):
     def verdict(self) -> str:
         """Which regime to train with, in a sentence."""
         best, *others = self.ranking
+        least = best.value(self.objective)
+        same = [row.setup.label for row in others if row.value(self.objective) < SAME * least]
+        others = others[len(same) :]
         setup, cluster = best.setup, best.setup.config.run.cluster
         text = (
             f"Train with {setup.label}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
@@ -293,6 +308,8 @@ class LoopComparison(Tabled):
         )
         if best.step_s.ci95 is not None:
             text += " ({:,.1f} to {:,.1f})".format(*best.step_s.ends)
+        if same:
+            text += f", at equal data as fast as {', '.join(same)}"
         if others:
             more = others[0].value("makespan") / best.value("makespan") - 1.0
             text += f", at equal data {more * 100.0:.0f} % faster than the next best, "
@@ -326,22 +343,6 @@ class LoopComparison(Tabled):
     def rows(self) -> list[dict[str, Any]]:
         """The best of each regime as JSON, the best first."""
         return [row.plain() for row in self.ranking]
-
-    @property
-    def splits(self) -> tuple[int, ...]:
-        """Numbers of training GPUs that were tried."""
-        return tuple(dict.fromkeys(row.setup.train_gpus for row in self.tried))
-
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Numbers of running steps of an engine that were tried."""
-        numbers = (row.setup.config.run.cluster.max_running for row in self.tried)
-        return tuple(dict.fromkeys(numbers))
-
-    @property
-    def drafted(self) -> bool:
-        """Whether any setting has speculative decoding."""
-        return any(row.setup.config.run.cluster.drafts() is not None for row in self.tried)
 
     def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
         """As JSON; `words` are trace and options of the command that runs the best again."""

@@ -88,18 +88,28 @@ def reasons(regime: Regime, run: StalenessFigures, batches: int) -> list[str]:
     closed, own = closed_form(regime, run), run.simulated
     if abs(closed.mean - own.mean) <= MARGIN:
         return []
-    early = 0.5 - run.phase
-    found = {
-        f"{run.made:.2f} groups complete for each that is not too old": (
-            regime.staleness.late == "drop" and run.made > 1.0 + _MUCH
+    early, longer = 0.5 - run.phase, run.tail_s / run.tail - 1.0
+    queued = own.queued - closed.queued
+    found = []
+    if regime.staleness.late == "drop" and run.made > 1.0 + _MUCH:
+        found.append(f"{run.made:.2f} groups complete for each that is not too old")
+    if closed.mean > batches / 2.0:
+        found.append(f"{batches} batches are too few for such an age")
+    rest = own.mean - closed.mean
+    for versions, text, holds in (
+        (-early, "groups start right after an update, not evenly", early > _MUCH),
+        (
+            closed.generating * longer,
+            f"a group takes {run.tail_s:.2f} times as long as a trajectory, not {run.tail:.2f}",
+            abs(longer) > _MUCH,
         ),
-        f"{batches} batches are too few for such an age": closed.mean > batches / 2.0,
-        f"groups start right after an update, not evenly, so {early:.2f} fewer pass": early > _MUCH,
-        f"a group takes {run.tail_s:.2f} times as long as a trajectory, not {run.tail:.2f}": (
-            abs(run.tail_s / run.tail - 1.0) > _MUCH
+        (
+            queued,
+            f"complete groups wait for {own.queued:.2f} updates, not {closed.queued:.2f}",
+            abs(queued) > MARGIN,
         ),
-        f"complete groups wait for {own.queued:.2f} updates, not {closed.queued:.2f}": (
-            abs(closed.queued - own.queued) > MARGIN
-        ),
-    }
-    return [text for text, holds in found.items() if holds]
+    ):
+        if holds:
+            found.append(f"{text} ({versions:+.2f})")
+            rest -= versions
+    return [*found, f"{rest:+.2f} of other causes"] if abs(rest) > MARGIN else found

@@ -44,8 +44,17 @@ def test_samples_leave_room_for_those_beside_them(heddle: Heddle, prompts: str):
 
 def test_steps_are_those_that_the_longest_warm_up_needs(heddle: Heddle, prompts: str):
     names = "sync,verl-separate-async"
-    assert answered(heddle, prompts, "--regimes", names)["steps"] == 12
+    assert answered(heddle, prompts, "--regimes", names)["steps"] == 16
     assert answered(heddle, prompts, "--regimes", "sync")["steps"] == 10
+
+
+def test_every_regime_that_cannot_take_part_says_why(heddle: Heddle, prompts: str):
+    names = ("--regimes", "areal,libra:pool_gpus=8", "--set", "loop.batches=3")
+    shown = heddle("loop", prompts, "--seeds", "1", *CLUSTER, *names)
+    assert shown.exit_code == 2
+    said = " ".join(shown.output.replace("│", " ").split())
+    assert "regime areal has all of its trajectories under way after step 5" in said
+    assert "; regime libra:pool_gpus=8 has a pool of 8 of the" in said
 
 
 def test_groups_are_those_that_every_prompt_once_allows(heddle: Heddle, prompts: str):

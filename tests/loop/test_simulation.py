@@ -636,8 +636,12 @@ def test_regimes_rank_by_tokens_of_like_lengths(trace: str):
     assert [row.setup.name for row in turned.ranking] == ["sync", "short"]
     assert turned.warnings == [
         "by makespan per sample, of any length, the order is short (0.70 of the length, 0% "
-        "wasted), sync (1.00 of the length, 0% wasted)"
+        "wasted), sync (1.00 of the length, 0% wasted)",
+        "short: what it trains has 0.70 of the length of what starts, over 8 measured batches: "
+        "with more loop.batches its rank may change",
     ]
+    equal = replace(result, tried=(sync, replace(sync, setup=replace(sync.setup, name="other"))))
+    assert equal.verdict.endswith(" s a step, at equal data as fast as other.")
     assert turned.verdict.endswith("at equal data 14 % faster than the next best, short.")
     by_cost = replace(turned, objective="cost")
     assert [row.setup.name for row in by_cost.ranking] == ["sync", "short"]

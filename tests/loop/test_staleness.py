@@ -90,6 +90,7 @@ def test_a_difference_has_its_reasons():
         "groups",
         "a",
         "complete",
+        "-3.50",
     ]
     near = figures(in_flight=200.0, simulated=closed_form(regime, far))
     assert reasons(regime, near, batches=100) == []
