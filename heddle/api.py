@@ -10,7 +10,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from heddle.cli.logs import USUAL, are_logs, with_rollout
 from heddle.cluster.config import ClusterConfig
 from heddle.command_config import Config
 from heddle.comparison.compare import compare as compared
@@ -20,6 +19,7 @@ from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.config_files import ConfigSource, option_value, resolve
 from heddle.planning.limits import RolloutLimits
+from heddle.raw_logs import log_format
 from heddle.search.clusters import SearchedClusters, search_clusters
 from heddle.search.policies import is_pattern, matching
 from heddle.search.tuned import choices
@@ -208,16 +208,21 @@ def _config(
         for name in [*keys, *(settings or {})]:
             raise ConfigError(f"{name} {BESIDE_CONFIG}")
         return trace
-    logs = [str(trace)] if isinstance(trace, str | Path) and are_logs([str(trace)]) else []
     require(isinstance(trace, str | Path), f"trace must be a path or a RunConfig, not {trace!r}")
     sources: list[ConfigSource] = [option_value("trace", str(trace), "trace")]
-    sources += [option_value(key, value, key) for key, value in USUAL.items() if logs]
+    logs = log_format(Path(trace)) is not None
+    if logs:
+        # The command line is a sixth of the import of a comparison.
+        from heddle.cli.logs import USUAL, with_rollout
+
+        sources += [option_value(key, value, key) for key, value in USUAL.items()]
     for name, value in keys.items():
         key = f"cluster.{name}" if name in _CLUSTER else name
         sources.append(option_value(key, _plain(value), f"{name}={value!r}"))
     for key, value in (settings or {}).items():
         sources.append(option_value(key, _plain(value), f"settings[{key!r}]"))
-    return with_rollout(resolve(sources), logs, Path(out))[0]
+    config = resolve(sources)
+    return with_rollout(config, [str(trace)], Path(out))[0] if logs else config
 
 
 def _speculation(keys: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
