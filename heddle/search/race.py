@@ -340,8 +340,13 @@ class Race:
         return [each for each in same if not _slower(judged[each], first)], doubtful
 
     def tied_with(self, chosen: Variant, ties: Iterable[Variant]) -> list[Variant]:
-        """The ties without the chosen one, and all that decide as one of them."""
-        found = dict.fromkeys(other for each in ties for other in (each, *self.alike(each)))
+        """The ties without the chosen one, and all that decide as one of them: with its times."""
+        found: dict[Variant, None] = {}
+        for each in ties:
+            alike = self.alike(each)
+            for made in (self.made["search"], self.made["judge"]):
+                made |= {other: dict(made[each]) for other in alike if each in made}
+            found |= dict.fromkeys([each, *alike])
         return [each for each in found if each != chosen]
 
 

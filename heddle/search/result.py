@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
@@ -173,14 +173,16 @@ def search(
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}
-    longest_s = _longest_s(setups[chosen])
-    judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
-    others = [judged[each] for each in compared if each is not chosen and each not in own]
+    longest_s, tried_ones = _longest_s(setups[chosen]), (*tried_of(race), *untried_of(race, small))
+    ties = race.tied_with(chosen, (*same, *doubtful))
+    setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
+    judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
+    others = [judged[each] for each in judged if each is not chosen and each not in own]
     return SearchResult(
         setup=setups[chosen],
         judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
-        tried=(*tried_of(race), *untried_of(race, small)),
-        ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
+        tried=tried_ones,
+        ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=setups[chosen].bound().makespan_s,
         prices=prices,
@@ -198,6 +200,12 @@ def best_of_kinds(chosen: Judged, others: Iterable[Judged]) -> list[Judged]:
     for each in sorted(others, key=lambda each: each.makespan_s.mean):
         found.setdefault(kind_of(each.candidate), each)
     return list(found.values())[1:]
+
+
+def named_ties(ties: Iterable[Variant], judged: Collection[Variant]) -> list[Variant]:
+    """Of ties that have the times of another, those of judged kinds, and the first."""
+    kinds, more = set(map(kind_of, judged)), [each for each in ties if each not in judged]
+    return [each for each in more if each is more[0] or kind_of(each) in kinds]
 
 
 def tried_of(race: Race) -> tuple[Tried, ...]:

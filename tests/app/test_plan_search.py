@@ -22,7 +22,7 @@ from heddle.search.jobs import race_of
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
 from heddle.search.race import NEVER, Job, Race
-from heddle.search.result import SearchResult, engines_of, search
+from heddle.search.result import SearchResult, engines_of, name_of, named_ties, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -223,7 +223,23 @@ def test_policies_that_decide_alike_take_one_of_the_last_places(
     race.made["search"] |= {third: {0: 10.0}}
     assert race.near(1.1, 2) == [second, last]
     assert race.alike(second) == [first, third]
-    assert race.tied_with(second, [second]) == [first, third]
+    race.made["judge"] |= {second: {0: 12.0, 1: 13.0}}
+    ties = race.tied_with(second, [second])
+    assert ties == [first, third]
+    assert race.made["judge"][first] == race.made["judge"][third] == {0: 12.0, 1: 13.0}
+    assert named_ties(ties, [second]) == [first]
+    narrow = replace(third, cluster=replace(third.cluster, tp=1))
+    assert named_ties(ties, [second, narrow]) == [first, third]
+
+
+def test_a_policy_that_decides_as_the_best_is_named_as_a_tie(config: RunConfig):
+    names = ("verl", "slime", "verl-2026", "heddle+fixed+keep_engines")
+    found = search(config, policies=names, slots=(100,), prices=prices_of({}, ["h100"]))
+    best, other, *_ = found.judged
+    assert name_of(other.candidate) in found.ties
+    assert other.times == best.times
+    assert other.candidate.cluster == best.candidate.cluster
+    assert "not significantly different from the next best" in verdict(answer_of_search(found))
 
 
 def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResult):
