@@ -162,7 +162,7 @@ def search(
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     race, share = race_with(), share_of(config, candidates, shared)
     small = race if share == 1 else race_with(share=share)
-    small.simplicity = race.simplicity = cache(lambda each: _simplicity(each, config, shared))
+    small.simplicity = race.simplicity = cache(partial(simplicity, config, shared))
     first = partial(first_rounds, small, config, candidates, slots, tried, shared)
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
@@ -249,8 +249,8 @@ def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:
     return *race.simplicity(candidate), fmean(race.decided()[candidate])
 
 
-def _simplicity(
-    candidate: Variant, config: RunConfig, workspace: Workspace
+def simplicity(
+    config: RunConfig, workspace: Workspace, candidate: Variant
 ) -> tuple[int, bool, int]:
     """Few mechanisms, presets first, wide engines."""
     return (
