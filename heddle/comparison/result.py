@@ -78,7 +78,7 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain_range(),
+            "makespan_s": self.makespan_s.plain_range(self.bound_fraction * self.makespan_s.mean),
             "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,

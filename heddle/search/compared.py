@@ -99,9 +99,11 @@ def _times(row: "PolicyResult") -> tuple[float, ...]:
 
 def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:
     mean = estimate(times)
+    low, high = mean.ends
+    low = min(mean.mean, max(comparison.bound.makespan_s, low))
     return Judged(
         candidate=variant,
-        makespan_s=PredictionInterval(mean=mean.mean, low=mean.ends[0], high=mean.ends[1]),
+        makespan_s=PredictionInterval(mean=mean.mean, low=low, high=high),
         times=times,
         engines=engines_of(_setup(comparison, variant)),
     )

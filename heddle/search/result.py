@@ -13,7 +13,7 @@ from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
-from heddle.search.draws import check_groups, check_history, places
+from heddle.search.draws import Draw, check_groups, check_history, drawn, places
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST, shipped
@@ -28,7 +28,7 @@ from heddle.search.race import (
     with_drafts,
 )
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
-from heddle.setup import RunSetup, Workspace, prepare
+from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
@@ -101,6 +101,7 @@ class SearchResult:
     as_it_comes: Judged | None
     """What they are compared with, on the cluster's own engines, where these hold the trace."""
     bound_s: float
+    """Of what the mean is of: the judged rollouts, or the loop on the trace itself."""
     prices: Prices
     gpus: Mapping[str, int]
     """All GPUs by type, those of a trainer too."""
@@ -184,7 +185,7 @@ def search(
         tried=tried_ones,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=setups[chosen].bound().makespan_s,
+        bound_s=_bound_s(setups[chosen], race.draws),
         prices=prices,
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
@@ -280,6 +281,13 @@ def _judged(
         times=times,
         engines=engines_of(setup),
     )
+
+
+def _bound_s(setup: RunSetup, draws: int) -> float:
+    """Mean of what bounds each judged rollout."""
+    seed, cluster, profiles = setup.config.seed, setup.config.cluster, setup.profiles
+    judged = (drawn(setup.workload, Draw("judge", number), seed) for number in range(draws))
+    return fmean(makespan_bound(each, profiles, cluster).makespan_s for each in judged)
 
 
 def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:

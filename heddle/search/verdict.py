@@ -49,7 +49,9 @@ def answer_of_search(result: SearchResult) -> Recommendation:
         judged=result.judged,
         as_it_comes=result.as_it_comes,
         bound_s=result.bound_s,
-        bound_of="On this trace itself nothing",
+        bound_of="In the mean of these rollouts nothing"
+        if result.best.loop is None
+        else "On this trace itself nothing",
     )
 
 

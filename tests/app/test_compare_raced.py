@@ -141,6 +141,29 @@ def _taking(row: PolicyResult, seconds: float) -> PolicyResult:
     return replace(row, runs=tuple(runs), makespan_s=estimate([seconds for _ in runs]))
 
 
+def test_no_interval_begins_below_the_bound(raced: Comparison):
+    bound_s = raced.bound.makespan_s
+    assert any(row.makespan_s.ends[0] < bound_s for row in raced.policies)
+    for row in raced.policies:
+        found = row.plain()["makespan_s"]
+        assert bound_s * (1.0 - 1e-12) <= found["low"] <= found["mean"] <= found["high"]
+    answer = answer_of(raced)
+    assert answer is not None
+    assert all(each.makespan_s.low >= bound_s for each in answer.judged)
+
+
+def test_the_interval_of_what_is_above_zero_is_above_zero():
+    wide = estimate([1.0, 9.0, 50.0])
+    assert wide.ci95 is not None
+    assert wide.ci95 > wide.mean
+    low, high = wide.ends
+    assert 0.0 < low < wide.mean < high
+    assert low * high == pytest.approx(wide.mean**2)
+    # That of a narrow one is as wide as the interval of the mean.
+    low, high = estimate([10.0, 10.1, 10.2]).ends
+    assert high - low == pytest.approx(2 * 4.303 * 0.1 / 3**0.5, rel=1e-3)
+
+
 def test_the_best_baseline_is_of_another_system(raced: Comparison):
     baseline = raced.best_baseline
     assert baseline is not None

@@ -1,6 +1,7 @@
 """`heddle plan` of one cluster: what is drawn, raced, judged, said and written."""
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -134,11 +135,13 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
 def test_an_interval_is_that_of_one_more_value():
     one = prediction_interval([10.0])
     assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
-    # Of 9, 10, 11: t(2) is 4.303, the deviation 1, and sqrt(1 + 1/3) 1.1547.
-    three = prediction_interval([9.0, 10.0, 11.0])
-    assert three.mean == 10.0
-    assert three.high == pytest.approx(10.0 + 4.303 * 1.1547, abs=0.01)
-    assert prediction_interval([1.0, 100.0]).low == 0.0
+    # Of logarithms 1.9, 2, 2.1: t(2) is 4.303, the deviation 0.1, and sqrt(1 + 1/3) 1.1547.
+    times = [math.exp(each) for each in (1.9, 2.0, 2.1)]
+    three = prediction_interval(times)
+    assert three.mean == fmean(times)
+    assert three.low == pytest.approx(math.exp(2.0 - 0.4303 * 1.1547), rel=1e-3)
+    assert three.high == pytest.approx(math.exp(2.0 + 0.4303 * 1.1547), rel=1e-3)
+    assert 0.0 < prediction_interval([1.0, 100.0]).low < 1.0
     # The other half tells of spread, not of the mean.
     both = prediction_interval([10.0, 10.0], [20.0, 20.0])
     assert both.mean == 10.0
@@ -294,21 +297,22 @@ def test_the_answer_says_what_to_run_and_its_command_runs(
     assert done.exit_code == 0, done.output
     sentence = done.stdout.splitlines()[0]
     assert sentence.startswith("Run ")
-    assert "On this trace itself nothing can be faster than" in sentence
+    assert "In the mean of these rollouts nothing can be faster than" in sentence
     as_json = json.loads(heddle("plan", coding, *ON, *BRIEF, "--json").stdout)
     assert as_json["schema"] == "heddle.plan/2"
     assert as_json["verdict"] == sentence
     recommended = as_json["recommended"]
     assert recommended["max_running"] == 8
     low, mean, high = (recommended["makespan_s"][key] for key in ("low", "mean", "high"))
-    assert low <= mean <= high
+    assert 0.0 < low <= mean <= high
+    # Bound and mean are of the same rollouts.
+    assert all(each["makespan_s"]["mean"] >= as_json["bound_s"] for each in as_json["candidates"])
     assert sum(e["count"] * e["tp"] for e in recommended["engines"]) == recommended["gpus"] == 4
     assert recommended["command"][:3] == ["heddle", "compare", str(coding)]
     replay = heddle(*recommended["command"][1:], "--json")
     assert replay.exit_code == 0, replay.output
     row = json.loads(replay.stdout)["policies"][0]
     assert row["policy"] == recommended["policy"]
-    assert row["makespan_s"]["mean"] >= as_json["bound_s"]
 
 
 def test_what_is_recommended_is_exported(heddle: Heddle, coding: Path, tmp_path: Path):
