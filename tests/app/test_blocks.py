@@ -5,10 +5,12 @@ import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from heddle.cluster.config import ClusterConfig
+from heddle.command_config import FrameworkName
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
@@ -131,6 +133,11 @@ def test_commands_print_the_settings_of_the_framework_that_is_named(heddle: Hedd
     assert "  generator.inference_engine.num_engines=2" in done.stdout
     found = json.loads(heddle("compare", trace, *on, "--json").stdout)
     assert "generator.inference_engine.num_engines=2" in found["recommended"]["export"]["skyrl"]
+    assert set(get_args(FrameworkName)) == FRAMEWORKS.keys()
+    served = ("--set", "cluster.engine=sglang", "--set", "plan.framework=sglang")
+    done = heddle("compare", trace, *on[:-2], *served)
+    assert done.exit_code == 0, done.output
+    assert "python3 -m sglang.launch_server --model-path MODEL" in done.stdout
     refused = heddle("compare", trace, "--gpus", 2, "--set", "plan.framework=trl")
     assert refused.exit_code == 2
     assert "take one of 'verl', 'skyrl'" in refused.stderr
