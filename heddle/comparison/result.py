@@ -111,6 +111,8 @@ class Comparison(Answered):
     """Where the settings of policies were found before the runs: how."""
     long_runs: bool = False
     """Whether there is one seed because runs take long."""
+    remark: str = ""
+    """The last sentence of the verdict, where it is not of what was tried."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 

@@ -74,7 +74,7 @@ def _remark(comparison: "Comparison") -> str:
     """That runs take long, or that more could be tried."""
     if comparison.long_runs:
         return f"It is of one seed: a run takes over {LONG_S:.0f} s."
-    return "" if comparison.tuning.swept else _untried(comparison)
+    return comparison.remark or ("" if comparison.tuning.swept else _untried(comparison))
 
 
 def _untried(comparison: "Comparison") -> str:
