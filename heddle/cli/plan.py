@@ -56,7 +56,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
     "--budget-s",
     type=float,
     default=None,
-    help="Seconds after which a search begins no further simulations [none]",
+    help="Seconds of the search; the best so far are judged after them [none]",
 )
 @click.option(
     "--export",

@@ -255,7 +255,8 @@ def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResul
         assert f"{words} the next best, {policy} with" in sentence
 
 
-def test_a_search_without_time_judges_what_it_has(config: RunConfig):
+def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Heddle):
+    assert "judged after them" in " ".join(heddle("plan", "--help").stdout.split())
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
