@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.bench_plan_search import summary
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import tuning, with_policy
 from heddle.config import RunConfig
@@ -256,7 +257,7 @@ def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResul
 
 
 def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Heddle):
-    assert "judged after them" in " ".join(heddle("plan", "--help").stdout.split())
+    assert "Seconds to search, judging not counted" in heddle("plan", "--help").stdout
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
@@ -425,3 +426,14 @@ def test_the_simplest_stands_for_candidates_that_decide_alike(config: RunConfig)
     assert [each.policy for each in race.distinct()] == ["heddle", "slime"]
     race.simplicity = lambda each: each.policy == "heddle"
     assert [each.policy for each in race.distinct()] == ["verl", "slime"]
+
+
+def test_a_cell_whose_settings_hardly_differ_is_listed_and_not_counted():
+    cell = {"trace": "t", "gpus": 8, "history": "none", "low": 1.0, "high": 3.0, "makespan_s": 2.0}
+    cell |= {"of_hindsight": 0.9, "over_tuned_verl": 1.1, "search_s": 1.0}
+    apart = {**cell, "seed": 0, "settings": {"a": 1.0, "b": 0.969, "c": 0.0}}
+    alike = {**cell, "seed": 1, "of_hindsight": 0.99, "settings": {"a": 1.0, "b": 0.98, "c": 0.0}}
+    found = summary([apart, alike])
+    assert (found["cells"], found["of_hindsight"]["mean"]) == (1, 0.9)
+    assert found["flat"] == [{"trace": "t", "gpus": 8, "seed": 1, "history": "none"}]
+    assert summary([alike]) == {"cells": 0, "covered": 1.0, "flat": found["flat"]}
