@@ -149,7 +149,7 @@ def comparison_head(result: Comparison) -> None:
     if fill is None or not any(each.drawn for each in fill.fields.values()):
         return
     times = [run.summary["makespan_s"] for run in row.runs]
-    known = f"{row.policy} takes {min(times):.3g} to {max(times):.3g} s with those of the seeds here"
+    known = f"{row.policy} takes {min(times):.3g} to {max(times):.3g} s with those of these seeds"
     fact("missing", known if len(times) > 1 else "--seeds 3 shows what other drawn values change")
 
 

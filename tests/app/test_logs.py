@@ -134,7 +134,7 @@ def test_what_drawn_values_change_is_said_once(heddle: Heddle):
     done = heddle(*words, "--seeds", 3, "--set", "missing.tool_s=typical", "--json")
     assert done.exit_code == 0, done.output
     times = [run["makespan_s"] for run in json.loads(done.stdout)["runs"]]
-    said = f"verl takes {min(times):.3g} to {max(times):.3g} s with those of the seeds here"
+    said = f"verl takes {min(times):.3g} to {max(times):.3g} s with those of these seeds"
     shown = heddle(*words, "--seeds", 3, "--set", "missing.tool_s=typical")
     assert shown.stdout.count(said) == 1
     one = heddle(*words, "--seeds", 1, "--set", "missing.tool_s=typical")
