@@ -148,14 +148,13 @@ def search(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s = time.monotonic()
-    shared = Workspace() if workspace is None else workspace
+    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
     names = list(dict.fromkeys([*(policies or [*shipped(config), OWN_ENGINES]), comes]))
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
-    config = replace(config, cluster=settings.base)
+    config = replace(config, cluster=(base := settings.base))
     check_groups(shared.workload(config).scripts)
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
@@ -167,22 +166,21 @@ def search(
     first = partial(first_rounds, small, config, candidates, slots, tried, shared)
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
-    plain = [c for c in candidates if c.policy == comes and c.cluster == settings.base]
-    own = [drafted(each, tried[:1]) for each in plain]
+    own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}
-    longest_s, tried_ones = _longest_s(setups[chosen]), (*tried_of(race), *untried_of(race, small))
+    found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
+    longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
-    others = [judged[each] for each in judged if each is not chosen and each not in own]
     return SearchResult(
         setup=setups[chosen],
-        judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
-        tried=tried_ones,
+        judged=best_of_kinds(judged, chosen, own),
+        tried=found,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
         bound_s=_bound_s(setups[chosen], race.draws),
@@ -195,12 +193,15 @@ def search(
     )
 
 
-def best_of_kinds(chosen: Judged, others: Iterable[Judged]) -> list[Judged]:
-    """The best of each other kind of candidate, by makespan."""
-    found = {kind_of(chosen.candidate): chosen}
-    for each in sorted(others, key=lambda each: each.makespan_s.mean):
-        found.setdefault(kind_of(each.candidate), each)
-    return list(found.values())[1:]
+def best_of_kinds(
+    judged: Mapping[Variant, Judged], chosen: Variant, as_it_comes: Collection[Variant]
+) -> tuple[Judged, ...]:
+    """The chosen candidate, then the best of each other kind, by makespan."""
+    found = {kind_of(chosen): judged[chosen]}
+    for each in sorted(judged, key=lambda each: judged[each].makespan_s.mean):
+        if each not in as_it_comes:
+            found.setdefault(kind_of(each), judged[each])
+    return tuple(found.values())
 
 
 def named_ties(ties: Iterable[Variant], judged: Collection[Variant]) -> list[Variant]:
