@@ -2,8 +2,8 @@
 
 Each trace is divided by prompts in three. The search has one part, and another as history; on the
 third, every shipped policy at every TP degree, and at two numbers of slots, tells what was best in
-hindsight. Prints a line of JSON for each cell, and the summary:
-`python -m benchmarks.bench_plan_search`.
+hindsight. Prints a line of JSON for each cell, and the summary, without cells whose settings differ
+too little to tell: `python -m benchmarks.bench_plan_search`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ SLOTS = (100, 256)
 SHARED = Path(__file__).parents[2] / "shared" / "traces"
 RECORDED = ("hotpotqa_react", "tau2_retail", "tau_airline", "tbench_mini")
 WORKLOADS = ("coding", "search", "math")
+FLAT = 0.03
+"""A cell whose median setting is within this share of the best one tells nothing."""
 FILLED = MissingConfig(
     tool_s="typical", output_tokens="sample", prompt_tokens="sample", tool_tokens="sample"
 )
@@ -62,7 +64,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all cells: the recommendation against hindsight and against tuned verl, and coverage."""
+    """Of all cells: the recommendation against hindsight and against tuned verl, and coverage.
+
+    Cells that are flat are listed; only coverage counts them.
+    """
+    every, cells = cells, [cell for cell in cells if not flat(cell["settings"])]
+    covered = {
+        "covered": fmean(cell["low"] <= cell["makespan_s"] <= cell["high"] for cell in every),
+        "flat": [
+            {key: cell[key] for key in ("trace", "gpus", "seed", "history")}
+            for cell in every
+            if flat(cell["settings"])
+        ],
+    }
+    if not cells:
+        return {"cells": 0, **covered}
     ratios = [cell["of_hindsight"] for cell in cells]
     alike: defaultdict[tuple[Any, ...], list[Mapping[str, float]]] = defaultdict(list)
     for cell in cells:
@@ -82,9 +98,14 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "least": min(fixed),
             "within_2_percent": fmean(ratio >= 0.98 for ratio in fixed),
         },
-        "covered": fmean(cell["low"] <= cell["makespan_s"] <= cell["high"] for cell in cells),
+        **covered,
         "search_s": {"mean": fmean(cell["search_s"] for cell in cells)},
     }
+
+
+def flat(settings: Mapping[str, float]) -> bool:
+    """Whether the median setting, by ratio to the best, is less than `FLAT` behind it."""
+    return median(settings.values()) > 1.0 - FLAT
 
 
 def best_fixed(alike: Sequence[Mapping[str, float]]) -> list[float]:

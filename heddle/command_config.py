@@ -10,7 +10,7 @@ from heddle_core.bounds import Bounds
 
 Percent: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
 FrameworkName: TypeAlias = Literal[
-    "verl", "skyrl", "slime", "vime", "prime-rl", "nemo-rl", "vllm", "heddle"
+    "verl", "skyrl", "slime", "vime", "prime-rl", "nemo-rl", "vllm", "sglang", "heddle"
 ]
 Limit: TypeAlias = Annotated[float | None, Bounds(0, below=1e9)]
 """Percent that is allowed."""

@@ -1,5 +1,6 @@
 """`heddle demo`: a comparison of policies on the trace that comes with Heddle, and its page."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import rich_click as click
@@ -32,6 +33,7 @@ def demo(out: Path) -> None:
     from heddle.config import RunConfig
     from heddle.runs.comparison_folder import PAGE, write_index
 
+    remark = f"It is the best of these {len(POLICIES)} policies, under one seed."
     out.mkdir(parents=True, exist_ok=True)
     cluster = ClusterConfig(model=MODEL, gpu=GPU, gpus=GPUS)
     with progress("comparing"):
@@ -41,12 +43,13 @@ def demo(out: Path) -> None:
             tps="best",
             out=out / "runs",
         )
+    result = replace(result, remark=remark)
     write_index(out / "runs", result.plain())
     comparison(result, [str(shipped_trace())])
     page = written_page([run.path for p in result.best_rows for run in p.runs], out / PAGE)
     click.echo("" if page is None else f"\nnext: open {page} in a browser")
     click.echo("next: compare policies on your own trace:")
-    click.echo("  heddle compare TRACE --policies verl,slime,heddle --gpus 64 --tp best")
+    click.echo("  heddle compare TRACE --gpus 64")
 
 
 def shipped_trace() -> Path:

@@ -56,7 +56,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
     "--budget-s",
     type=float,
     default=None,
-    help="Seconds after which a search begins no further simulations [none]",
+    help="Seconds to search, judging not counted [none]",
 )
 @click.option(
     "--export",

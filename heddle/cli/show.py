@@ -145,6 +145,12 @@ def comparison_head(result: Comparison) -> None:
     """Trace, cluster, profile, history, prices, bound and ideals."""
     engines = _tried(result) if result.tuning.swept else _engines(result.config.cluster)
     _head(result, result.bound, result.ideal, result.prices, engines)
+    fill, row = result.workload.fill, result.ranking[0]
+    if fill is None or not any(each.drawn for each in fill.fields.values()):
+        return
+    times = [run.summary["makespan_s"] for run in row.runs]
+    known = f"{row.policy} takes {min(times):.3g} to {max(times):.3g} s with those of these seeds"
+    fact("missing", known if len(times) > 1 else "--seeds 3 shows what other drawn values change")
 
 
 def _runs(result: Comparison, *, every: bool) -> None:

@@ -78,7 +78,7 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain_range(),
+            "makespan_s": self.makespan_s.plain_range(self.bound_fraction * self.makespan_s.mean),
             "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,
@@ -111,6 +111,8 @@ class Comparison(Answered):
     """Where the settings of policies were found before the runs: how."""
     long_runs: bool = False
     """Whether there is one seed because runs take long."""
+    remark: str = ""
+    """The last sentence of the verdict, where it is not of what was tried."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 

@@ -1,9 +1,8 @@
 """Settings to paste: what was recommended, in the words of each framework.
 
-Names as read in November 2026: verl 0.9.1 and vLLM 0.24 as installed; vime at 50336822
-(`slime/backends/vllm_utils/arguments.py`); prime-rl at 0051cbb6 (`inference.py`) and its guide to
-`inference.vllm_extra`; SkyRL's `generator.inference_engine`, slime's `--sglang-*` and NeMo-RL's
-`policy.generation` as their published scripts of 2026 have them.
+Names as read in November 2026, of `CHECKED`: verl and vLLM as installed, vime's
+`slime/backends/vllm_utils/arguments.py`, prime-rl's `inference.py` and its guide to
+`inference.vllm_extra`; of others only published scripts.
 """
 
 import json
@@ -63,7 +62,8 @@ def block(plan: Deployment, framework: str) -> str:
             f"{framework} has no settings with cluster.engine = {engine!r}; plan.framework may be "
             f"{', '.join(others)}"
         )
-    lines = FRAMEWORKS[framework](plan)
+    checked = [f"# Names of {CHECKED[framework]}."] if framework in CHECKED else []
+    lines = [*checked, *FRAMEWORKS[framework](plan)]
     if plan.loop is not None:
         packed = ", of prompts of like earlier length" if plan.loop.epoch_plan else ""
         lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}", *lines]
@@ -245,5 +245,16 @@ FRAMEWORKS: Final[Mapping[str, Callable[[Deployment], list[str]]]] = {
     "heddle": _heddle,
 }
 """What makes the settings, by framework."""
+CHECKED: Final = {
+    "verl": "verl 0.9.1",
+    "skyrl": "SkyRL's published scripts of 2026, no release checked",
+    "slime": "slime's published scripts of 2026, no release checked",
+    "vime": "vime 50336822",
+    "prime-rl": "prime-rl 0051cbb6",
+    "nemo-rl": "NeMo-RL's published scripts of 2026, no release checked",
+    "vllm": "vLLM 0.24",
+    "sglang": "InferenceX's published scripts of SGLang, no release checked",
+}
+"""What the names of a block were checked against; `heddle` has its own."""
 ENGINES: Final = {"verl": ("vllm", "sglang"), "slime": ("vllm", "sglang"), "sglang": ("sglang",)}
 """Engines of a framework; others have vLLM's."""

@@ -1,6 +1,7 @@
 """What a comparison says to run."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.comparison.estimates import LONG_S, estimate
@@ -10,7 +11,8 @@ from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
 from heddle.search.policies import FIRST, is_ours
-from heddle.search.result import Judged, engines_of, setup_of
+from heddle.search.race import ties_of
+from heddle.search.result import Judged, engines_of, setup_of, simplicity
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
 from heddle.setup import RunSetup
 
@@ -29,10 +31,14 @@ NOTABLE: Final = 1.1
 
 
 def answer_of(comparison: "Comparison") -> Recommendation | None:
-    """What to run of what was compared; None where every policy sees the future."""
+    """What to run of what was compared: of the best, and of those as near to it as a search calls
+    the same, the simplest. None where every policy sees the future."""
     rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
     if not rows:
         return None
+    same, _ = ties_of({row.variant: _times(row) for row in rows})
+    chosen = min(same, key=partial(simplicity, comparison.config, comparison.workspace))
+    rows.sort(key=lambda row: row.variant is not chosen)
     # Those that a sentence or an export names: engines of others need not be planned.
     named = [
         *rows[:2],
@@ -68,7 +74,7 @@ def _remark(comparison: "Comparison") -> str:
     """That runs take long, or that more could be tried."""
     if comparison.long_runs:
         return f"It is of one seed: a run takes over {LONG_S:.0f} s."
-    return "" if comparison.tuning.swept else _untried(comparison)
+    return comparison.remark or ("" if comparison.tuning.swept else _untried(comparison))
 
 
 def _untried(comparison: "Comparison") -> str:
@@ -83,15 +89,21 @@ def _untried(comparison: "Comparison") -> str:
 
 def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:
     """A row of a comparison, with its engines; the interval is of the mean over the seeds."""
-    times = tuple(run.summary["makespan_s"] for run in row.runs)
-    return _judged(comparison, row.variant, times)
+    return _judged(comparison, row.variant, _times(row))
+
+
+def _times(row: "PolicyResult") -> tuple[float, ...]:
+    """Makespans by seed, in seconds."""
+    return tuple(run.summary["makespan_s"] for run in row.runs)
 
 
 def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:
     mean = estimate(times)
+    low, high = mean.ends
+    low = min(mean.mean, max(comparison.bound.makespan_s, low))
     return Judged(
         candidate=variant,
-        makespan_s=PredictionInterval(mean=mean.mean, low=mean.ends[0], high=mean.ends[1]),
+        makespan_s=PredictionInterval(mean=mean.mean, low=low, high=high),
         times=times,
         engines=engines_of(_setup(comparison, variant)),
     )

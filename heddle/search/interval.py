@@ -2,7 +2,7 @@
 
 Drawn rollouts repeat prompts, so that none has a trajectory that is longer than the longest known.
 Of as many new prompts one has, in half of all rollouts. So an interval has two parts, and is as
-wide as both: the spread of rollouts that are drawn from both halves of the prompts (Student's t),
+wide as both: the spread of rollouts that are drawn from both halves (Student's t, of logarithms),
 and the mean, longer or shorter as the longest trajectory of as many new groups may be. Lengths
 beyond the `TAIL` longest known ones are taken as exponential, as those of most distributions are
 (Pickands, Annals of Statistics 3(1), 1975), with a mean that is known from these alone.
@@ -52,8 +52,11 @@ def prediction_interval(
     values = [*judged, *searched]
     n = len(values)
     middle = fmean(values)
-    half = t_quantile(n - 1) * stdev(values) * math.sqrt(1.0 + 1.0 / n) if n > 1 else 0.0
-    ends = [mean, middle - half, middle + half]
+    ends = [mean, middle]
+    if n > 1:
+        logs = [*map(math.log, values)]
+        half = t_quantile(n - 1) * stdev(logs) * math.sqrt(1.0 + 1.0 / n)
+        ends += [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]
     if all(longest_s):
         known_s = [*longest_s[0], *longest_s[1]]
         usual_s = fmean(map(max, longest_s))
@@ -61,7 +64,7 @@ def prediction_interval(
             middle * _longest_s(known_s, chance) / usual_s
             for chance in ((1.0 - WITHIN) / 2.0, (1.0 + WITHIN) / 2.0)
         ]
-    return PredictionInterval(mean=mean, low=max(0.0, min(ends)), high=max(ends))
+    return PredictionInterval(mean=mean, low=min(ends), high=max(ends))
 
 
 def _longest_s(known_s: Sequence[float], chance: float) -> float:

@@ -45,6 +45,7 @@ from heddle.search.result import (
     engines_of,
     mechanisms,
     name_of,
+    named_ties,
     tried_of,
 )
 from heddle.setup import Workspace
@@ -115,17 +116,17 @@ def search_loops(
     draws = _judge(race, found, list(compared), comes)
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))
+    tried, ties = tried_of(race), race.tied_with(chosen, (*same, *doubtful))
     judged = {chosen: found.judged(race, chosen)}
-    for each in compared:
+    for each in (*compared, *named_ties(ties, compared)):
         if each in race.made["judge"] and not race.over:
             judged[each] = found.judged(race, each)
-    others = [judged[each] for each in judged if each is not chosen and each not in comes]
     setup = found.setup(chosen)
     return SearchResult(
         setup=setup.run,
-        judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
-        tried=tried_of(race),
-        ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
+        judged=best_of_kinds(judged, chosen, comes),
+        tried=tried,
+        ties=tuple(map(name_of, ties)),
         as_it_comes=judged.get(comes[0]) if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,

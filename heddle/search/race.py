@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,7 @@ NEVER: Final = float("inf")
 CUT: Final = -1.0
 """Time of a simulation that the end of the race's time has stopped: it says nothing."""
 
+T = TypeVar("T")
 OnRound: TypeAlias = Callable[[str, int, int], None]
 """Called with the best so far, and the numbers of simulations done and of the round."""
 
@@ -327,22 +328,33 @@ class Race:
 
         Not among the first: those that unseen prompts show to be slower than another of them.
         """
-        (best, mine), *rest = self.decided().items()
-        same, doubtful = [best], []
-        for each, times in rest:
-            more = estimate([a / b - 1.0 for a, b in zip(times, mine, strict=True)])
-            if more.mean <= SAME:
-                same.append(each)
-            elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
-                doubtful.append(each)
+        same, doubtful = ties_of(self.decided())
         judged = {each: list(self.made["judge"][each].values()) for each in same}
         first = min(judged.values(), key=fmean)
         return [each for each in same if not _slower(judged[each], first)], doubtful
 
     def tied_with(self, chosen: Variant, ties: Iterable[Variant]) -> list[Variant]:
-        """The ties without the chosen one, and all that decide as one of them."""
-        found = dict.fromkeys(other for each in ties for other in (each, *self.alike(each)))
+        """The ties without the chosen one, and all that decide as one of them: with its times."""
+        found: dict[Variant, None] = {}
+        for each in ties:
+            alike = self.alike(each)
+            for made in (self.made["search"], self.made["judge"]):
+                made |= {other: dict(made[each]) for other in alike if each in made}
+            found |= dict.fromkeys([each, *alike])
         return [each for each in found if each != chosen]
+
+
+def ties_of(ranked: Mapping[T, Sequence[float]]) -> tuple[list[T], list[T]]:
+    """Of times by draw or seed, those of the best first: see `Race.ties`."""
+    (best, mine), *rest = ranked.items()
+    same, doubtful = [best], []
+    for each, times in rest:
+        more = estimate([a / b - 1.0 for a, b in zip(times, mine, strict=True)])
+        if more.mean <= SAME:
+            same.append(each)
+        elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
+            doubtful.append(each)
+    return same, doubtful
 
 
 def _slower(times: Sequence[float], least: Sequence[float]) -> bool:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
@@ -13,7 +13,7 @@ from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
-from heddle.search.draws import check_groups, check_history, places
+from heddle.search.draws import Draw, check_groups, check_history, drawn, places
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST, shipped
@@ -28,7 +28,7 @@ from heddle.search.race import (
     with_drafts,
 )
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
-from heddle.setup import RunSetup, Workspace, prepare
+from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
@@ -101,6 +101,7 @@ class SearchResult:
     as_it_comes: Judged | None
     """What they are compared with, on the cluster's own engines, where these hold the trace."""
     bound_s: float
+    """Of what the mean is of: the judged rollouts, or the loop on the trace itself."""
     prices: Prices
     gpus: Mapping[str, int]
     """All GPUs by type, those of a trainer too."""
@@ -147,14 +148,13 @@ def search(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s = time.monotonic()
-    shared = Workspace() if workspace is None else workspace
+    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
     names = list(dict.fromkeys([*(policies or [*shipped(config), OWN_ENGINES]), comes]))
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
-    config = replace(config, cluster=settings.base)
+    config = replace(config, cluster=(base := settings.base))
     check_groups(shared.workload(config).scripts)
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
@@ -162,27 +162,28 @@ def search(
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
     race, share = race_with(), share_of(config, candidates, shared)
     small = race if share == 1 else race_with(share=share)
-    small.simplicity = race.simplicity = cache(lambda each: _simplicity(each, config, shared))
+    small.simplicity = race.simplicity = cache(partial(simplicity, config, shared))
     first = partial(first_rounds, small, config, candidates, slots, tried, shared)
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
-    plain = [c for c in candidates if c.policy == comes and c.cluster == settings.base]
-    own = [drafted(each, tried[:1]) for each in plain]
+    own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own])
     race.run(compared, range(race.draws), half="judge", always=True)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}
+    found = (*tried_of(race), *untried_of(race, small))
+    ties = race.tied_with(chosen, (*same, *doubtful))
+    setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
     longest_s = _longest_s(setups[chosen])
-    judged = {each: _judged(race, each, setups[each], longest_s) for each in compared}
-    others = [judged[each] for each in compared if each is not chosen and each not in own]
+    judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
     return SearchResult(
         setup=setups[chosen],
-        judged=(judged[chosen], *best_of_kinds(judged[chosen], others)),
-        tried=(*tried_of(race), *untried_of(race, small)),
-        ties=tuple(name_of(each) for each in race.tied_with(chosen, (*same, *doubtful))),
+        judged=best_of_kinds(judged, chosen, own),
+        tried=found,
+        ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=setups[chosen].bound().makespan_s,
+        bound_s=_bound_s(setups[chosen], race.draws),
         prices=prices,
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
@@ -192,12 +193,21 @@ def search(
     )
 
 
-def best_of_kinds(chosen: Judged, others: Iterable[Judged]) -> list[Judged]:
-    """The best of each other kind of candidate, by makespan."""
-    found = {kind_of(chosen.candidate): chosen}
-    for each in sorted(others, key=lambda each: each.makespan_s.mean):
-        found.setdefault(kind_of(each.candidate), each)
-    return list(found.values())[1:]
+def best_of_kinds(
+    judged: Mapping[Variant, Judged], chosen: Variant, as_it_comes: Collection[Variant]
+) -> tuple[Judged, ...]:
+    """The chosen candidate, then the best of each other kind, by makespan."""
+    found = {kind_of(chosen): judged[chosen]}
+    for each in sorted(judged, key=lambda each: judged[each].makespan_s.mean):
+        if each not in as_it_comes:
+            found.setdefault(kind_of(each), judged[each])
+    return tuple(found.values())
+
+
+def named_ties(ties: Iterable[Variant], judged: Collection[Variant]) -> list[Variant]:
+    """Of ties that have the times of another, those of judged kinds, and the first."""
+    kinds, more = set(map(kind_of, judged)), [each for each in ties if each not in judged]
+    return [each for each in more if each is more[0] or kind_of(each) in kinds]
 
 
 def tried_of(race: Race) -> tuple[Tried, ...]:
@@ -241,8 +251,8 @@ def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:
     return *race.simplicity(candidate), fmean(race.decided()[candidate])
 
 
-def _simplicity(
-    candidate: Variant, config: RunConfig, workspace: Workspace
+def simplicity(
+    config: RunConfig, workspace: Workspace, candidate: Variant
 ) -> tuple[int, bool, int]:
     """Few mechanisms, presets first, wide engines."""
     return (
@@ -272,6 +282,13 @@ def _judged(
         times=times,
         engines=engines_of(setup),
     )
+
+
+def _bound_s(setup: RunSetup, draws: int) -> float:
+    """Mean of what bounds each judged rollout."""
+    seed, cluster, profiles = setup.config.seed, setup.config.cluster, setup.profiles
+    judged = (drawn(setup.workload, Draw("judge", number), seed) for number in range(draws))
+    return fmean(makespan_bound(each, profiles, cluster).makespan_s for each in judged)
 
 
 def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:

@@ -49,7 +49,9 @@ def answer_of_search(result: SearchResult) -> Recommendation:
         judged=result.judged,
         as_it_comes=result.as_it_comes,
         bound_s=result.bound_s,
-        bound_of="On this trace itself nothing",
+        bound_of="In the mean of these rollouts nothing"
+        if result.best.loop is None
+        else "On this trace itself nothing",
     )
 
 
@@ -59,8 +61,9 @@ def verdict(answer: Recommendation) -> str:
     spread = best.makespan_s
     of = " a batch" if best.loop is not None else ""
     text = f"Run {_named(best)}: {_seconds(spread.mean)} s{of}"
-    if spread.high > spread.low:
-        text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
+    low, high = _seconds(spread.low), _seconds(spread.high)
+    if low != high:
+        text += f" ({low} to {high})"
     mine = best.candidate
     others = [each for each in answer.judged[1:] if kind_of(each.candidate) != kind_of(mine)]
     if others:

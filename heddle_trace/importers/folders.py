@@ -77,11 +77,14 @@ def _most_common(shown: dict[Path, list[str]], paths: Sequence[str | Path]) -> s
     counts = Counter(name for formats in shown.values() for name in formats[:1])
     (most, files), *rest = counts.most_common() or [("", 0)]
     if not files:
-        raise TraceError(f"{paths[0]}: no file in it is of a known format; name one with --format")
+        raise TraceError(
+            f"{paths[0]}: no file in it is of a known format; name one with --set "
+            "logs.format=FORMAT"
+        )
     if rest and rest[0][1] == files:
         raise TraceError(
             f"{paths[0]}: holds as many files of {most} as of {rest[0][0]}; choose one with "
-            "--format"
+            "--set logs.format=FORMAT"
         )
     return most
 

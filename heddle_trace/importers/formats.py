@@ -68,7 +68,9 @@ def format_of(sources: Sequence[SourceFile], requested: str) -> str:
             raise TraceError(f"{source.path}: {_unknown(head)}")
     if requested != AUTO:
         for name, source in shown.items():
-            raise TraceError(f"{source.path}: this is {name}, not {requested}; use --format {name}")
+            raise TraceError(
+                f"{source.path}: this is {name}, not {requested}; use --set logs.format={name}"
+            )
         return requested
     if len(shown) > 1:
         (one, first), (other, second) = list(shown.items())[:2]
@@ -96,4 +98,4 @@ def _unknown(head: Head) -> str:
     if head.any_row("trajectory_id", "steps"):
         return "is a trace of Heddle's already; nothing to import"
     known = ", ".join(FORMATS)
-    return f"no known format is recognised; name one with --format: {known}"
+    return f"no known format is recognised; name one with --set logs.format=FORMAT: {known}"

@@ -5,14 +5,16 @@ import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from heddle.cluster.config import ClusterConfig
+from heddle.command_config import FrameworkName
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
-from heddle.planning.blocks import FRAMEWORKS, block, blocks, framework_of
+from heddle.planning.blocks import CHECKED, FRAMEWORKS, block, blocks, framework_of
 from heddle.planning.deployment import Deployment
 from heddle.search.compared import answer_of, deployment_of_comparison
 from tests.app.journals import Heddle
@@ -87,7 +89,7 @@ def test_prime_rl_is_toml(plan: Deployment):
 
 
 def test_vllm_has_a_line_for_each_engine_and_the_gateway_one(plan: Deployment):
-    lines = block(plan, "vllm").splitlines()
+    _, *lines = block(plan, "vllm").splitlines()
     assert len(lines) == 4
     assert all("--tensor-parallel-size 2" in line for line in lines)
     words = shlex.split(block(plan, "heddle"))
@@ -107,6 +109,16 @@ def test_drafts_are_named_as_each_framework_does(trace: Path, tmp_path: Path):
     for name in ("verl", "skyrl", "nemo-rl"):
         assert "num_speculative_tokens:3" in found[name], name
     assert "cluster.speculation=eagle3:3" in found["heddle"]
+
+
+def test_a_block_says_what_its_names_were_checked_against(plan: Deployment):
+    assert CHECKED.keys() == FRAMEWORKS.keys() - {"heddle"}
+    for name, text in blocks(plan).items():
+        if name != "heddle":
+            assert f"# Names of {CHECKED[name]}." in text.splitlines()
+    # The version whose configuration the tests read.
+    installed = Path("constraints-verl.txt").read_text(encoding="utf-8")
+    assert f"\n{CHECKED['verl'].replace(' ', '==')}\n" in installed
 
 
 def test_a_policy_is_of_its_framework():
@@ -131,6 +143,11 @@ def test_commands_print_the_settings_of_the_framework_that_is_named(heddle: Hedd
     assert "  generator.inference_engine.num_engines=2" in done.stdout
     found = json.loads(heddle("compare", trace, *on, "--json").stdout)
     assert "generator.inference_engine.num_engines=2" in found["recommended"]["export"]["skyrl"]
+    assert set(get_args(FrameworkName)) == FRAMEWORKS.keys()
+    served = ("--set", "cluster.engine=sglang", "--set", "plan.framework=sglang")
+    done = heddle("compare", trace, *on[:-2], *served)
+    assert done.exit_code == 0, done.output
+    assert "python3 -m sglang.launch_server --model-path MODEL" in done.stdout
     refused = heddle("compare", trace, "--gpus", 2, "--set", "plan.framework=trl")
     assert refused.exit_code == 2
     assert "take one of 'verl', 'skyrl'" in refused.stderr

@@ -1,6 +1,7 @@
 """The command for newcomers, and what an installation of the core alone lacks."""
 
 import builtins
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ def test_the_demo_compares_and_writes_a_page(
     monkeypatch.setattr(demo_module, "shipped_trace", lambda: ROOT / "traces" / "tiny.jsonl")
     done = CliRunner().invoke(main, ["demo", "--out", str(tmp_path / "demo")])
     assert done.exit_code == 0, done.output
+    assert "It is the best of these 3 policies, under one seed." in done.output
     assert "best baseline: " in done.output
+    *_, after = done.output.splitlines()
+    assert shlex.split(after)[:3] == ["heddle", "compare", "TRACE"]
+    assert "--policies" not in after  # without names, all shipped ones are compared
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert "heddle" in page
 

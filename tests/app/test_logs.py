@@ -129,6 +129,38 @@ def test_bad_input_is_one_message_and_leaves_nothing(
     assert not Path("runs").exists()
 
 
+def test_what_drawn_values_change_is_said_once(heddle: Heddle):
+    words = ("compare", FIXTURES / "verl.jsonl", *FEW, "--policies", "verl")
+    done = heddle(*words, "--seeds", 3, "--set", "missing.tool_s=typical", "--json")
+    assert done.exit_code == 0, done.output
+    times = [run["makespan_s"] for run in json.loads(done.stdout)["runs"]]
+    said = f"verl takes {min(times):.3g} to {max(times):.3g} s with those of these seeds"
+    shown = heddle(*words, "--seeds", 3, "--set", "missing.tool_s=typical")
+    assert shown.stdout.count(said) == 1
+    one = heddle(*words, "--seeds", 1, "--set", "missing.tool_s=typical")
+    assert "--seeds 3 shows what other drawn values change" in one.stdout
+    assert "missing  " not in heddle(*words, "--seeds", 1, "--missing-tool-s", 0).stdout
+
+
+@pytest.mark.parametrize("words", [("compare",), ("trace", "import", "-o", "t.jsonl")])
+def test_a_folder_without_one_format_names_a_setting_that_the_command_takes(
+    heddle: Heddle, tmp_path: Path, words: tuple[str, ...]
+):
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "notes.txt").write_text("notes")
+    refused = heddle(*words, logs)
+    assert refused.exit_code == 2
+    assert "no file in it is of a known format; name one with --set logs.format=" in refused.stderr
+    for name in ("verl.jsonl", "openai_chat.jsonl"):
+        (logs / name).write_bytes((FIXTURES / name).read_bytes())
+    refused = heddle(*words, logs)
+    assert "choose one with --set logs.format=FORMAT" in refused.stderr
+    more = FEW if words == ("compare",) else ()
+    done = heddle(*words, logs, *more, "--set", "logs.format=verl")
+    assert done.exit_code == 0, done.output
+
+
 def test_logs_given_to_run_name_the_command_that_makes_a_trace(heddle: Heddle):
     source = FIXTURES / "verl.jsonl"
     done = heddle("run", source)

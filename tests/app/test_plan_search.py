@@ -1,6 +1,7 @@
 """`heddle plan` of one cluster: what is drawn, raced, judged, said and written."""
 
 import json
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.bench_plan_search import summary
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import tuning, with_policy
 from heddle.config import RunConfig
@@ -22,7 +24,7 @@ from heddle.search.jobs import race_of
 from heddle.search.makespan import simulated_makespan_s
 from heddle.search.policies import shipped
 from heddle.search.race import NEVER, Job, Race
-from heddle.search.result import SearchResult, engines_of, search
+from heddle.search.result import SearchResult, engines_of, name_of, named_ties, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
@@ -134,11 +136,13 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
 def test_an_interval_is_that_of_one_more_value():
     one = prediction_interval([10.0])
     assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
-    # Of 9, 10, 11: t(2) is 4.303, the deviation 1, and sqrt(1 + 1/3) 1.1547.
-    three = prediction_interval([9.0, 10.0, 11.0])
-    assert three.mean == 10.0
-    assert three.high == pytest.approx(10.0 + 4.303 * 1.1547, abs=0.01)
-    assert prediction_interval([1.0, 100.0]).low == 0.0
+    # Of logarithms 1.9, 2, 2.1: t(2) is 4.303, the deviation 0.1, and sqrt(1 + 1/3) 1.1547.
+    times = [math.exp(each) for each in (1.9, 2.0, 2.1)]
+    three = prediction_interval(times)
+    assert three.mean == fmean(times)
+    assert three.low == pytest.approx(math.exp(2.0 - 0.4303 * 1.1547), rel=1e-3)
+    assert three.high == pytest.approx(math.exp(2.0 + 0.4303 * 1.1547), rel=1e-3)
+    assert 0.0 < prediction_interval([1.0, 100.0]).low < 1.0
     # The other half tells of spread, not of the mean.
     both = prediction_interval([10.0, 10.0], [20.0, 20.0])
     assert both.mean == 10.0
@@ -223,7 +227,23 @@ def test_policies_that_decide_alike_take_one_of_the_last_places(
     race.made["search"] |= {third: {0: 10.0}}
     assert race.near(1.1, 2) == [second, last]
     assert race.alike(second) == [first, third]
-    assert race.tied_with(second, [second]) == [first, third]
+    race.made["judge"] |= {second: {0: 12.0, 1: 13.0}}
+    ties = race.tied_with(second, [second])
+    assert ties == [first, third]
+    assert race.made["judge"][first] == race.made["judge"][third] == {0: 12.0, 1: 13.0}
+    assert named_ties(ties, [second]) == [first]
+    narrow = replace(third, cluster=replace(third.cluster, tp=1))
+    assert named_ties(ties, [second, narrow]) == [first, third]
+
+
+def test_a_policy_that_decides_as_the_best_is_named_as_a_tie(config: RunConfig):
+    names = ("verl", "slime", "verl-2026", "heddle+fixed+keep_engines")
+    found = search(config, policies=names, slots=(100,), prices=prices_of({}, ["h100"]))
+    best, other, *_ = found.judged
+    assert name_of(other.candidate) in found.ties
+    assert other.times == best.times
+    assert other.candidate.cluster == best.candidate.cluster
+    assert "not significantly different from the next best" in verdict(answer_of_search(found))
 
 
 def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResult):
@@ -236,7 +256,8 @@ def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResul
         assert f"{words} the next best, {policy} with" in sentence
 
 
-def test_a_search_without_time_judges_what_it_has(config: RunConfig):
+def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Heddle):
+    assert "Seconds to search, judging not counted" in heddle("plan", "--help").stdout
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
@@ -278,21 +299,22 @@ def test_the_answer_says_what_to_run_and_its_command_runs(
     assert done.exit_code == 0, done.output
     sentence = done.stdout.splitlines()[0]
     assert sentence.startswith("Run ")
-    assert "On this trace itself nothing can be faster than" in sentence
+    assert "In the mean of these rollouts nothing can be faster than" in sentence
     as_json = json.loads(heddle("plan", coding, *ON, *BRIEF, "--json").stdout)
     assert as_json["schema"] == "heddle.plan/2"
     assert as_json["verdict"] == sentence
     recommended = as_json["recommended"]
     assert recommended["max_running"] == 8
     low, mean, high = (recommended["makespan_s"][key] for key in ("low", "mean", "high"))
-    assert low <= mean <= high
+    assert 0.0 < low <= mean <= high
+    # Bound and mean are of the same rollouts.
+    assert all(each["makespan_s"]["mean"] >= as_json["bound_s"] for each in as_json["candidates"])
     assert sum(e["count"] * e["tp"] for e in recommended["engines"]) == recommended["gpus"] == 4
     assert recommended["command"][:3] == ["heddle", "compare", str(coding)]
     replay = heddle(*recommended["command"][1:], "--json")
     assert replay.exit_code == 0, replay.output
     row = json.loads(replay.stdout)["policies"][0]
     assert row["policy"] == recommended["policy"]
-    assert row["makespan_s"]["mean"] >= as_json["bound_s"]
 
 
 def test_what_is_recommended_is_exported(heddle: Heddle, coding: Path, tmp_path: Path):
@@ -404,3 +426,14 @@ def test_the_simplest_stands_for_candidates_that_decide_alike(config: RunConfig)
     assert [each.policy for each in race.distinct()] == ["heddle", "slime"]
     race.simplicity = lambda each: each.policy == "heddle"
     assert [each.policy for each in race.distinct()] == ["verl", "slime"]
+
+
+def test_a_cell_whose_settings_hardly_differ_is_listed_and_not_counted():
+    cell = {"trace": "t", "gpus": 8, "history": "none", "low": 1.0, "high": 3.0, "makespan_s": 2.0}
+    cell |= {"of_hindsight": 0.9, "over_tuned_verl": 1.1, "search_s": 1.0}
+    apart = {**cell, "seed": 0, "settings": {"a": 1.0, "b": 0.969, "c": 0.0}}
+    alike = {**cell, "seed": 1, "of_hindsight": 0.99, "settings": {"a": 1.0, "b": 0.98, "c": 0.0}}
+    found = summary([apart, alike])
+    assert (found["cells"], found["of_hindsight"]["mean"]) == (1, 0.9)
+    assert found["flat"] == [{"trace": "t", "gpus": 8, "seed": 1, "history": "none"}]
+    assert summary([alike]) == {"cells": 0, "covered": 1.0, "flat": found["flat"]}

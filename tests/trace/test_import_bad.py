@@ -230,7 +230,7 @@ def test_a_format_that_is_not_the_files_is_reported(tmp_path):
             FIXTURES / name,
             "--format",
             wrong,
-            says=f"{name}: this is {expected.format}, not {wrong}; use --format {expected.format}",
+            says=f"{name}: this is {expected.format}, not {wrong}; use --set logs.format=",
         )
 
 

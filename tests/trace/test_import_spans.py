@@ -153,7 +153,7 @@ def test_a_named_file_of_another_format_still_stops_the_import(tmp_path):
     logs = folder(tmp_path, "verl.jsonl")
     with pytest.raises(TraceError, match="holds as many files of") as refused:
         import_trace([folder_of_two(tmp_path)], tmp_path / "t.jsonl")
-    assert "choose one with --format" in str(refused.value)
+    assert "choose one with --set logs.format=FORMAT" in str(refused.value)
     with pytest.raises(TraceError, match="the folder holds no openai-chat log"):
         import_trace([logs], tmp_path / "t.jsonl", format="openai-chat")
 
