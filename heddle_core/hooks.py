@@ -62,7 +62,7 @@ class Chunks(Protocol):
 class Backlog(Protocol):
     """A placement whose `place` may return None: the step then waits in a backlog of all engines.
 
-    While no step runs on some engine, it must let a step go there, or have a `review_s`.
+    While no step is at any engine, it must let one go there, or have a `review_s`.
     """
 
     @property

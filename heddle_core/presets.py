@@ -28,6 +28,7 @@ from heddle_core.parts.placement.prefill_and_held import PrefillAndHeld
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
 from heddle_core.parts.placement.progress_ttl import ProgressTtl
+from heddle_core.parts.placement.request_window import RequestWindow
 from heddle_core.parts.placement.weighted_scores import WeightedScores
 from heddle_core.parts.table import learned, next_round, progressive
 from heddle_core.policy import Placement, Policy, PolicyContext
@@ -90,6 +91,11 @@ def sticky_least_loaded(context: PolicyContext) -> Policy:
 def prime_rl(context: PolicyContext) -> Policy:
     """prime-rl of September 2026: as many trajectories at once as all KV holds at their end."""
     return _baseline(context, KvBudget(context))
+
+
+def fireworks_aimd(context: PolicyContext) -> Policy:
+    """Fireworks' cookbook of 2026: requests in flight by AIMD on the wait for a prefill; pinned."""
+    return _baseline(context, RequestWindow())
 
 
 def libra_cmlfq(context: PolicyContext) -> Policy:
@@ -207,6 +213,7 @@ PRESETS: Mapping[str, Factory] = {
     "slime-2026": slime_2026,
     "sticky_least_loaded": sticky_least_loaded,
     "prime-rl": prime_rl,
+    "fireworks-aimd": fireworks_aimd,
     "libra-cmlfq": libra_cmlfq,
     "libra-cmlfq-release": libra_cmlfq_release,
     "continuum": continuum,

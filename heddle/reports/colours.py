@@ -45,6 +45,7 @@ SHADES: Final = (
     Shade("#9c4668", "#df9ab6"),
     Shade("#4f7942", "#a3cc94"),
     Shade("#6a5acd", "#b3a8f2"),
+    Shade("#a33b20", "#f09a80"),
 )
 _OWN: Final = (
     "heddle",
@@ -75,6 +76,7 @@ _OWN: Final = (
     "uniboost",
     "llm-d",
     "dynamo",
+    "fireworks-aimd",
 )
 """Policies with a shade of their own, in the order of `SHADES`; others share these by their name.
 """

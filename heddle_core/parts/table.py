@@ -24,6 +24,7 @@ from heddle_core.parts.placement.prefill_and_held import PrefillAndHeld
 from heddle_core.parts.placement.presorted import Presorted
 from heddle_core.parts.placement.program_scheduling import ProgramScheduling
 from heddle_core.parts.placement.progress_ttl import ProgressTtl
+from heddle_core.parts.placement.request_window import RequestWindow
 from heddle_core.parts.placement.weighted_scores import WeightedScores
 from heddle_core.policy import (
     Admission,
@@ -216,6 +217,10 @@ PARTS: Final = Parts(
         ),
         "kv_budget": Part(
             KvBudget, "prime-rl's: as many trajectories at once as all KV holds at their end"
+        ),
+        "request_window": Part(
+            lambda _: RequestWindow(),
+            "stays where it first ran; requests in flight by AIMD on their wait (Fireworks)",
         ),
         "program_scheduling": Part(
             ProgramScheduling,
