@@ -232,7 +232,8 @@ def _is_local(request: HttpRequest) -> bool:
     if not isinstance(peer, tuple):
         return True  # a socket of this machine's file system
     try:
-        return ip_address(str(peer[0]).partition("%")[0]).is_loopback
+        # An IPv4 client of an IPv6 socket has "::ffff:" before its address.
+        return ip_address(str(peer[0]).partition("%")[0].removeprefix("::ffff:")).is_loopback
     except ValueError:
         return False
 
