@@ -135,7 +135,9 @@ class Front:
         if request.has_body and request.content_type != "application/json":
             # In vLLM's words.
             text = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
+            wrong = ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
+            wrong.whole = wrong.body  # on every path
+            raise wrong
         if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
             raise ApiError(
                 403,
