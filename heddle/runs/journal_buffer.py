@@ -40,7 +40,7 @@ PACKED_ROWS = 512
 """Rows that are packed at a time: the code of all classes, and the rows, are in the cache then."""
 CHUNK_ENTRIES = 5_000
 """Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
-MOST_WORDS = 8_192
+MOST_WORDS = 4_096
 """Words of a column after which a writer that forgets begins their codes again."""
 
 _PACKED: Mapping[pa.DataType, tuple[str, Any]] = {
