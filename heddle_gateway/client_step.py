@@ -3,10 +3,10 @@
 import asyncio
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final
-from weakref import ref
+from weakref import WeakMethod
 
 import msgspec
 
@@ -42,14 +42,14 @@ def exactly_resumable(sampling: Mapping[str, Any]) -> bool:
 class EngineEvents:
     """What an engine that answers a request itself has sent so far, in vLLM's form."""
 
-    def __init__(self, step: "ClientStep") -> None:
+    def __init__(self, notify: Callable[[], None]) -> None:
         self.events: list[dict[str, Any]] = []
         self._tokens: list[int] = []
         """Output tokens up to each event."""
         self.begun = 0
         """How often an engine began to answer from the start."""
         # A step and its events in a cycle would keep the ids of thousands of ended steps.
-        self._step = ref(step)
+        self._notify = WeakMethod(notify)
 
     @property
     def tokens(self) -> int:
@@ -67,8 +67,8 @@ class EngineEvents:
         brought = sum(len(choice.get("token_ids") or ()) for choice in found.get("choices", ()))
         self._tokens.append(self.tokens + brought)
         self.events.append(found)
-        if (step := self._step()) is not None:
-            step.notify()
+        if (notify := self._notify()) is not None:
+            notify()
 
     def revoke(self, kept: int) -> None:
         """Drop the events from the first one on that has more than `kept` tokens."""
@@ -122,7 +122,7 @@ class ClientStep:
         self.trace, self.made_s = trace, time.monotonic()
         self.has_text, self.streams, self.deadline_s = has_text, streams, deadline_s
         self.attempts = StepAttempts()
-        self.relayed = EngineEvents(self)
+        self.relayed = EngineEvents(self._notify)
         self.news = 0
         """Grows with whatever comes."""
         self.relay = self._relay(endpoint, body, counts_tokens=counts_tokens)
@@ -208,7 +208,7 @@ class ClientStep:
         ids = ids[: self.max_tokens - len(self.output_ids)]
         if ids:
             self.output_ids.extend(ids)
-            self.notify()
+            self._notify()
 
     def revoke(self, kept: int) -> None:
         """Drop the tokens after the first `kept`: they are generated again."""
@@ -236,19 +236,19 @@ class ClientStep:
         self.end = msgspec.structs.replace(
             end, logprobs=tuple(self.logprobs), weight_versions=tuple(self.weight_versions)
         )
-        self.notify()
+        self._notify()
 
     def fail(self, error: ApiError) -> None:
         """End it with an error."""
         if not self.over:
             self.error = error
-            self.notify()
+            self._notify()
 
     def cancel(self) -> None:
         """End it without an answer; nobody waits for it."""
         if not self.over:
             self.cancelled = True
-            self.notify()
+            self._notify()
 
     async def progress(self, news: int, limit_s: float) -> bool:
         """Wait until `news` has changed, or for the end; return False after `limit_s` without."""
@@ -291,8 +291,7 @@ class ClientStep:
             if waiter in waiting:
                 waiting.remove(waiter)
 
-    def notify(self) -> None:
-        """Wake those who wait for what has come."""
+    def _notify(self) -> None:
         self.news += 1
         if self.first_s is None:
             self.first_s = time.monotonic()

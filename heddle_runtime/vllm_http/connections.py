@@ -37,7 +37,7 @@ class _Connection(asyncio.Protocol):
     """A connection that makes one call at a time; its parser calls the methods `on_...`."""
 
     def __init__(self, pool: "Connections", idle: "dict[_Connection, None]") -> None:
-        self._pool, self._idle, self.loop = pool, idle, asyncio.get_running_loop()
+        self._pool, self._idle, self._loop = pool, idle, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
@@ -59,14 +59,14 @@ class _Connection(asyncio.Protocol):
         """Begin a call."""
         self.status, self.headers, self.pieces = 0, dict[str, str](), list[bytes]()
         self.size = self._outside_bytes = 0
-        self.complete, self.received_s = False, self.loop.time()
+        self.complete, self.received_s = False, self._loop.time()
         if self._transport is None or self.closes:
             self.fail(BrokenError("the server has closed the connection"))
         else:
             self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        self.received_s = self.loop.time()
+        self.received_s = self._loop.time()
         self._outside_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -141,7 +141,7 @@ class _Connection(asyncio.Protocol):
         """
         if self.error is not None:
             raise self.error
-        self._waiter = self.loop.create_future()
+        self._waiter = self._loop.create_future()
         await self._waiter
         if self.error is not None and not (self.pieces and self.status):
             raise self.error
@@ -150,7 +150,7 @@ class _Connection(asyncio.Protocol):
         """Return what has come of the answer's body."""
         pieces, self.pieces, self.size = self.pieces, [], 0
         if self.paused and self._transport is not None:
-            self.paused, self.received_s = False, self.loop.time()
+            self.paused, self.received_s = False, self._loop.time()
             self._transport.resume_reading()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -178,6 +178,7 @@ class HttpCall:
         """`limit_s` is of the whole call, `silence_s` of each wait for bytes."""
         self._pool, self._origin, self._request = pool, origin, request
         self._limit_s, self._silence_s = limit_s, silence_s
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> "HttpCall":
         """Send the request, and wait for the head of the answer.
@@ -197,8 +198,8 @@ class HttpCall:
             self._connection = connection
             try:
                 connection.send(self._request)
-                if self._limit_s or self._silence_s:
-                    self._pool.watch(self)
+                if self._timer is None and (self._limit_s or self._silence_s):
+                    self._look(loop)
                 while not connection.status:
                     await connection.wait()
             except BaseException as error:
@@ -219,21 +220,21 @@ class HttpCall:
         self._end()
 
     def _end(self) -> None:
-        self._pool.watched.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._connection.release()
 
-    @property
-    def due_s(self) -> float:
-        """When it takes too long, if nothing comes; of the event loop's clock."""
-        if self._silence_s is None:
-            return self._until_s
-        connection = self._connection
-        received_s = connection.loop.time() if connection.paused else connection.received_s
-        return min(self._until_s, received_s + self._silence_s)
-
-    def end_late(self) -> None:
-        """It takes too long."""
-        self._connection.fail(TimeoutError())
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the call if it takes too long; else look again when it may."""
+        until_s = self._until_s
+        if self._silence_s is not None:
+            received_s = loop.time() if self._connection.paused else self._connection.received_s
+            until_s = min(until_s, received_s + self._silence_s)
+        if (left_s := until_s - loop.time()) > 0:
+            self._timer = loop.call_later(left_s, self._look, loop)
+        else:
+            self._connection.fail(TimeoutError())
 
     @property
     def status(self) -> int:
@@ -286,10 +287,6 @@ class Connections:
     def __init__(self) -> None:
         self._idle: dict[Origin, dict[_Connection, None]] = {}
         self.open: set[_Connection] = set()
-        self.watched: dict[HttpCall, None] = {}
-        """Calls that may take too long."""
-        # One timer for all: a timer of its own cost more than the rest of a call's bookkeeping.
-        self._timer: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> "Connections":
@@ -304,28 +301,6 @@ class Connections:
             connection.fail(BrokenError("the gateway is ending"))
         while self.open:
             await asyncio.sleep(0)
-
-    def watch(self, call: HttpCall) -> None:
-        """End a call when it takes too long."""
-        self.watched[call] = None
-        due_s = call.due_s
-        if self._timer is None or due_s < self._timer.when():
-            self._look_at(due_s)
-
-    def _look_at(self, due_s: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due_s, self._look)
-
-    def _look(self) -> None:
-        """End the calls that take too long."""
-        self._timer, now_s = None, asyncio.get_running_loop().time()
-        for call in list(self.watched):
-            if call.due_s <= now_s:
-                del self.watched[call]
-                call.end_late()
-        if self.watched:
-            self._look_at(min(call.due_s for call in self.watched))
 
     def idle(self, origin: Origin) -> _Connection | None:
         """Take a connection that is idle, the one that was used last."""
