@@ -127,7 +127,7 @@ def test_what_is_beside_an_answers_body_has_an_end(begin: bytes):
                 await asyncio.sleep(0)
 
     async def use(at: Endpoint) -> None:
-        with pytest.raises(UnreachableError, match="bytes outside its body|no HTTP"):
+        with pytest.raises(UnreachableError, match=r"bytes outside its body|no HTTP"):
             await at.call("/a", limit_s=30.0)
 
     if not begin:
