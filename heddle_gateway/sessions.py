@@ -11,7 +11,7 @@ trajectories, and from time to time.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
+from hashlib import sha256
 
 from heddle_core.events import ArrivalHints, Outcome
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -192,7 +192,7 @@ class ClientSessions:
         else:
             self._anonymous += 1
             name = f"anon~{self._anonymous}"
-        group = readable(who.group) or blake2b(step.prompt_ids.tobytes(), digest_size=8).hexdigest()
+        group = readable(who.group) or sha256(step.prompt_ids).hexdigest()[:16]
         session = ClientSession(who.session, name, GroupId(group))
         if who.session:
             self._sessions[who.session] = session
