@@ -60,7 +60,7 @@ class HttpRenderer:
             prompt = read(ids)
             prompt_ids = _ids(msgspec.json.decode(ids)) if prompt is None else prompt.prompt_ids
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            content, prompt_ids = {}, None
+            content, prompt, prompt_ids = {}, None, None
         rendered = content.get("sampling_params")
         if not isinstance(rendered, dict) or prompt_ids is None:
             _broken(f"{endpoint}/render did not return what vLLM does")
@@ -69,6 +69,7 @@ class HttpRenderer:
             _broken(f"{endpoint}/render did not return what vLLM does")
         return Rendered(
             prompt_ids=prompt_ids,
+            prompt_hash=None if prompt is None else prompt.prompt_hash,
             sampling=self._sampling(rendered),
             max_tokens=limit,
             features={
