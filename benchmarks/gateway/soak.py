@@ -24,7 +24,7 @@ from gateway.routers import GENERATE, heddle
 
 CLIENTS, ENGINES, PROMPT_IDS, TENTHS = 64, 2, 64, 10
 MOST_GROWTH = 0.05
-KEPT_S = 0.5
+KEPT_S = 0.25
 """For which answers are kept: few, since a heap does not give back all that its peak had."""
 
 
@@ -44,7 +44,7 @@ async def _soaked(port: int, requests: int, sample: Callable[[int], None]) -> No
     connections = await asyncio.gather(*(connect(port) for _ in range(CLIENTS)))
     for tenth in range(1, TENTHS + 1):
         await closed_loop_of(to, connections, requests // TENTHS)
-        await asyncio.sleep(2 * KEPT_S)
+        await asyncio.sleep(3 * KEPT_S)
         sample(tenth)
     for each in connections:
         if each.transport is not None:
