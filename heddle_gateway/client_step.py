@@ -138,6 +138,8 @@ class ClientStep:
         given = (*request, rendered.sampling, self.features, max_tokens, cache_salt)
         known = rendered.prompt_hash
         digest = sha256(rendered.prompt_ids) if known is None else known.copy()
+        self.prompt_name = digest.hexdigest()[:16]
+        """Equal for equal prompts."""
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
         """Equal for equal generations."""

@@ -11,7 +11,6 @@ trajectories, and from time to time.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 
 from heddle_core.events import ArrivalHints, Outcome
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -192,7 +191,7 @@ class ClientSessions:
         else:
             self._anonymous += 1
             name = f"anon~{self._anonymous}"
-        group = readable(who.group) or sha256(step.prompt_ids).hexdigest()[:16]
+        group = readable(who.group) or step.prompt_name
         session = ClientSession(who.session, name, GroupId(group))
         if who.session:
             self._sessions[who.session] = session
