@@ -26,7 +26,7 @@ from heddle.runs import files
 from heddle.runs.conditions import lateness_figures
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer, of_growing_words
-from heddle.runs.journal_columns import JournalReader
+from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, read_journal, stream_of
 from heddle.runs.manifest import ManifestFields, Status, why_unfinished
@@ -145,6 +145,11 @@ class RunDirectory:
             self._file.write(batch)
             if not self._endless:
                 self._columns.add(batch)
+
+    def columns(self) -> Journal:
+        """Return what is recorded so far, the columns that figures are made from."""
+        self.flush()
+        return self._columns.journal()
 
     def finish(
         self,
