@@ -12,7 +12,7 @@ from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
 KNOWN_TRAJECTORIES = 1 << 13
-"""Trajectories that an engine remembers to have KV of, the latest: no prefix cache holds more."""
+"""Trajectories that an engine remembers to have KV of, the latest: few caches hold more."""
 
 
 class KvMoves:
