@@ -50,7 +50,7 @@ def _of_steps(steps: list[ClientStep]) -> dict[str, Any]:
         "trajectory": first.trajectory,
         "steps": len(steps),
         "engine": first.engine or None,
-        "prompt_tokens": sum(len(step.prompt_ids) for step in steps),
+        "prompt_tokens": sum(step.prompt_tokens for step in steps),
         "output_tokens": sum(step.tokens for step in steps),
         "queued_seconds": round(max(waited), 6) if waited else None,
         "preempted": sum(max(0, step.dispatches - 1) for step in steps),

@@ -4,7 +4,7 @@ import asyncio
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final
 from weakref import WeakMethod
 
@@ -126,7 +126,10 @@ class ClientStep:
         self.news = 0
         """Grows with whatever comes."""
         self.relay = self._relay(endpoint, body, counts_tokens=counts_tokens)
+        self.opaque = body is not None and not counts_tokens
+        """Whether only the client learns which tokens there are."""
         self.prompt_ids, self.prompt_json = rendered.prompt_ids, rendered.prompt_json
+        self.prompt_tokens = len(rendered.prompt_ids)
         self.sampling = rendered.sampling
         self.features: dict[str, Any] = rendered.features.get("generate", {})
         self.cache_salt = cache_salt
@@ -136,7 +139,10 @@ class ClientStep:
         kind = (counts_tokens, counts_tokens or streams)
         request = (endpoint, tenant, sample, adapter, kind, wanted)
         given = (*request, rendered.sampling, self.features, max_tokens, cache_salt)
-        digest = blake2b(rendered.prompt_ids.tobytes(), digest_size=16)
+        known = rendered.prompt_hash
+        digest = sha256(rendered.prompt_ids) if known is None else known.copy()
+        self.prompt_name = digest.hexdigest()[:16]
+        """Equal for equal prompts."""
         digest.update(msgspec.json.encode(given, order="deterministic"))
         self.key = digest.digest()
         """Equal for equal generations."""
@@ -297,7 +303,9 @@ class ClientStep:
             self.first_s = time.monotonic()
         ended = []
         if self.over:
-            ended, self.prompt_json = self._for_end, b""
+            # An answer is kept for a minute: what it was made of is much larger.
+            self.relay, self.prompt_ids, self.prompt_json = None, array("I"), b""
+            ended = self._for_end
             if self.ended_s is None:
                 self.ended_s = time.monotonic()
         for waiter in (*self._for_tokens, *ended):

@@ -271,7 +271,7 @@ async def state(front: Front, request: HttpRequest) -> Response:
         {
             "trajectory": step.trajectory,
             "engine": step.engine or None,
-            "prompt_tokens": len(step.prompt_ids),
+            "prompt_tokens": step.prompt_tokens,
             "output_tokens": len(step.output_ids),
             "dispatches": step.dispatches,
             "clients": step.clients,

@@ -113,7 +113,8 @@ async def _checked(
         if endpoint == GENERATE:
             rendered = rendered_ids(each, front.prompts, who.session)
         else:
-            rendered = await renderer_of(front).render(endpoint, each)
+            read = partial(front.prompts.read, who.session)
+            rendered = await renderer_of(front).render(endpoint, each, read)
         for number in range(samples):
             if samples > 1:
                 one, prompt = sample(each, number), copy(rendered)

@@ -69,8 +69,9 @@ class Exchange:
         if self.endpoint in FORWARDED:
             return self._forwarded_answer()
         if self.endpoint == GENERATE:
-            return generate_response(self.request_id, self.body, step, end)
-        if step.relay is not None and not step.relay.counts_tokens and step.relayed.events:
+            ids = self.rendered.prompt_ids
+            return generate_response(self.request_id, self.body, ids, step, end)
+        if step.opaque and step.relayed.events:
             made = {**step.relayed.events[-1], "id": self.name}
         else:
             made = await self._made(end)
@@ -86,7 +87,7 @@ class Exchange:
         if reply is not None and reply.finish_reason is None:
             reply = None
         form = facts.answers.get(self.endpoint) if facts is not None else None
-        counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+        counted = counted_usage(step.prompt_tokens, len(step.output_ids), end)
         whole = partial(whole_answer, self.endpoint, self.body, name=self.name, counted=counted)
         if reply is not None and form and not (facts is not None and facts.parses):
             return whole(reply, form=form)
@@ -169,7 +170,7 @@ class Exchange:
         yield {**head, "choices": [generate_choice(rest, end, logprobs=step.wants_logprobs)]}
         options = self.body.get("stream_options")
         if isinstance(options, dict) and options.get("include_usage"):
-            counts = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+            counts = counted_usage(step.prompt_tokens, len(step.output_ids), end)
             yield {**head, "choices": [], "usage": counts}
 
     async def _text_events(self) -> AsyncIterator[dict[str, Any] | None]:

@@ -178,7 +178,7 @@ class WordRenderer:
         self._model, self._replies, self._context_tokens = model, replies, context_tokens
         self._made = 0
 
-    async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
+    async def render(self, endpoint: str, body: dict[str, Any], read: object = None) -> Rendered:
         ids = _chat(body) if endpoint.endswith("chat/completions") else _prompt(body)
         if not ids:
             raise _refused("the prompt is empty", "prompt")

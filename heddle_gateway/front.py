@@ -135,7 +135,9 @@ class Front:
         if request.has_body and request.content_type != "application/json":
             # In vLLM's words.
             text = "Unsupported Media Type: Only 'application/json' is allowed"
-            raise ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
+            wrong = ApiError(400, f"1 validation error:\n  {text}", kind="Bad Request", code=400)
+            wrong.whole = wrong.body  # on every path
+            raise wrong
         if admin and not settings.admin_key and not (settings.open_to_all or _is_local(request)):
             raise ApiError(
                 403,
@@ -232,7 +234,8 @@ def _is_local(request: HttpRequest) -> bool:
     if not isinstance(peer, tuple):
         return True  # a socket of this machine's file system
     try:
-        return ip_address(str(peer[0]).partition("%")[0]).is_loopback
+        # An IPv4 client of an IPv6 socket has "::ffff:" before its address.
+        return ip_address(str(peer[0]).partition("%")[0].removeprefix("::ffff:")).is_loopback
     except ValueError:
         return False
 

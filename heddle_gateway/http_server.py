@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Final, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -284,7 +285,12 @@ async def serving(
         OSError: the address cannot be used.
     """
     opened, loop = OpenConnections(handle, body_bytes=body_bytes), asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: Connection(opened), host, port, backlog=BACKLOG)
+    where: dict[str, Any] = {"host": host, "port": port}
+    if host == "::":  # which asyncio takes for IPv6 alone, and vLLM for both
+        dual = socket.has_dualstack_ipv6()
+        made = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=dual)
+        where = {"sock": made}
+    listener = await loop.create_server(lambda: Connection(opened), **where, backlog=BACKLOG)
     closing = loop.create_task(opened.close_silent(head_s))
     try:
         yield listener.sockets[0].getsockname()[1]

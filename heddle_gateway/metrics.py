@@ -69,9 +69,9 @@ class Metrics:
             if step.tokens > 1:
                 self._each.take((now_s - step.first_s) / (step.tokens - 1), step.engine)
         found = self._prefix.setdefault(step.engine, [0, 0])
-        found[0] += len(step.prompt_ids)
+        found[0] += step.prompt_tokens
         found[1] += (step.end.cached_tokens or 0) if step.end is not None else 0
-        self._prompt_tokens += len(step.prompt_ids)
+        self._prompt_tokens += step.prompt_tokens
         self._output_tokens += step.tokens
 
     def _of_prefix(self, which: int) -> list[tuple[str, float]]:

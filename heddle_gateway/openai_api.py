@@ -254,7 +254,11 @@ def counted_usage(
 
 
 def generate_response(
-    request_id: str, body: Mapping[str, Any], step: ClientStep, end: GenerationEnd
+    request_id: str,
+    body: Mapping[str, Any],
+    prompt_ids: Sequence[int],
+    step: ClientStep,
+    end: GenerationEnd,
 ) -> dict[str, Any]:
     """Return the response of token ids."""
     response: dict[str, Any] = {
@@ -263,10 +267,10 @@ def generate_response(
         "created": int(time.time()),
         "output_mode": "tokens",
         "choices": [generate_choice(step.output_ids, end, logprobs=step.wants_logprobs)],
-        "usage": counted_usage(len(step.prompt_ids), len(step.output_ids), end),
+        "usage": counted_usage(step.prompt_tokens, len(step.output_ids), end),
     }
     if body.get("return_token_ids"):
-        response["prompt_token_ids"] = list(step.prompt_ids)
+        response["prompt_token_ids"] = list(prompt_ids)
     return response
 
 

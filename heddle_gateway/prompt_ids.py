@@ -2,6 +2,7 @@
 
 from array import array
 from collections import OrderedDict
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
@@ -30,13 +31,13 @@ class PromptReader:
     """Reads prompts; the latest of each open session is kept, up to `KNOWN_BYTES`."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[bytes, array[int]]] = OrderedDict()
-        """JSON without its end, and the ids, by session."""
+        self._known: OrderedDict[str, tuple[bytes, array[int], Any]] = OrderedDict()
+        """JSON without its end, the ids and their SHA-256, by session."""
         self._bytes = 0
 
-    def forget(self, session: str) -> tuple[bytes, "array[int]"]:
+    def forget(self, session: str) -> tuple[bytes, "array[int]", Any]:
         """Drop the prompt of a session, and return it; empty where there is none."""
-        known = self._known.pop(session, (b"", array("I")))
+        known = self._known.pop(session, (b"", array("I"), None))
         self._bytes -= 2 * len(known[0])
         return known
 
@@ -45,22 +46,25 @@ class PromptReader:
 
         `session` is its tenant's; "" for none.
         """
-        begin, before = self.forget(session)
+        begin, before, hashed = self.forget(session)
         rest = text
         if begin and text.startswith(begin) and text[len(begin)] in b",]":
             rest = b"[" + text[len(begin) :].removeprefix(b",")
         else:
-            before = array("I")
+            before, hashed = array("I"), None
         if not text.startswith(b"[") or rest.translate(None, _PLAIN):
             return None
         try:
-            ids = before + array("I", msgspec.json.decode(rest))
+            added = array("I", msgspec.json.decode(rest))
         except (msgspec.DecodeError, OverflowError, TypeError):
             return None
+        ids = before + added
+        hashed = sha256() if hashed is None else hashed.copy()
+        hashed.update(added)
         if session and ids:
-            self._known[session] = text[:-1], ids
+            self._known[session] = text[:-1], ids, hashed
             self._bytes += 2 * (len(text) - 1)
             while self._bytes > KNOWN_BYTES:
-                _, (dropped, _) = self._known.popitem(last=False)
+                _, (dropped, *_) = self._known.popitem(last=False)
                 self._bytes -= 2 * len(dropped)
-        return Rendered(prompt_ids=ids, prompt_json=text)
+        return Rendered(prompt_ids=ids, prompt_json=text, prompt_hash=hashed)

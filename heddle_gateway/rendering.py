@@ -1,7 +1,7 @@
 """Request bodies to tokens and back. The gateway has no tokenizer: an engine's own code does it."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -23,8 +23,10 @@ class Renderer(Protocol):
     `endpoint` is ``/v1/chat/completions`` or ``/v1/completions``.
     """
 
-    async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
-        """Make the prompt of a request.
+    async def render(
+        self, endpoint: str, body: dict[str, Any], read: Callable[[bytes], Rendered | None]
+    ) -> Rendered:
+        """Make the prompt of a request; `read` may read its ids from JSON.
 
         Raises:
             RenderError: the body is refused.

@@ -11,7 +11,6 @@ trajectories, and from time to time.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 from heddle_core.events import ArrivalHints, Outcome
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -192,7 +191,7 @@ class ClientSessions:
         else:
             self._anonymous += 1
             name = f"anon~{self._anonymous}"
-        group = readable(who.group) or blake2b(step.prompt_ids.tobytes(), digest_size=8).hexdigest()
+        group = readable(who.group) or step.prompt_name
         session = ClientSession(who.session, name, GroupId(group))
         if who.session:
             self._sessions[who.session] = session

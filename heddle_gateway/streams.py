@@ -123,8 +123,7 @@ class TextStream:
         self._state: Any = None
 
     def _new_filter(self) -> EventFilter:
-        opaque = self._step.relay is not None and not self._step.relay.counts_tokens
-        return EventFilter(self._body, self._name, as_they_are=opaque)
+        return EventFilter(self._body, self._name, as_they_are=self._step.opaque)
 
     async def events(self, keep_alive_s: float) -> AsyncIterator[dict[str, Any] | None]:
         """Yield events as they are made; None: nothing for some time.
@@ -160,9 +159,8 @@ class TextStream:
         ended = bool(step.relayed.events) and step.relayed.tokens >= len(step.output_ids)
         if not (ended and _has_end(step.relayed.events)):
             last += await self._derendered(end)
-        counts = step.relay is None or step.relay.counts_tokens
-        if self._wanted.usage and counts and (not last or last[-1]["choices"]):
-            counted = counted_usage(len(step.prompt_ids), len(step.output_ids), end)
+        if self._wanted.usage and not step.opaque and (not last or last[-1]["choices"]):
+            counted = counted_usage(step.prompt_tokens, len(step.output_ids), end)
             last.append({**self._heads(), "choices": [], "usage": counted})
         for one in last:
             for each in self._new(one):
@@ -261,7 +259,7 @@ class TextStream:
                 **self._heads(),
                 "choices": [{**role, "logprobs": None, "finish_reason": None}],
             }
-            ids = step.prompt_ids.tolist() if self._wanted.token_ids else None
+            ids = self._rendered.prompt_ids.tolist() if self._wanted.token_ids else None
             made.append(first | {"prompt_token_ids": ids})
         if end is not None and len(logprobs) < len(new):
             logprobs = list(end.logprobs[-len(new) :])

@@ -91,7 +91,7 @@ class Traces:
             "heddle.trajectory": step.trajectory,
             "heddle.engine": step.engine,
             "heddle.dispatches": step.dispatches,
-            "gen_ai.usage.input_tokens": len(step.prompt_ids),
+            "gen_ai.usage.input_tokens": step.prompt_tokens,
             "gen_ai.usage.output_tokens": step.tokens,
         }
         own = TraceContext(trace_id, step.trace.span_id)

@@ -151,6 +151,8 @@ class Rendered(msgspec.Struct, kw_only=True):
     """The rest that rendering returned; the renderer makes the response from it."""
     prompt_json: bytes = b""
     """`prompt_ids` as JSON, where that is known."""
+    prompt_hash: Any = None
+    """Their SHA-256, where that is known: of a prompt that grows, only what came is hashed."""
 
 
 class RenderError(Exception):

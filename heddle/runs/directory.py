@@ -25,10 +25,10 @@ from heddle.cost.prices import RunCost
 from heddle.runs import files
 from heddle.runs.conditions import lateness_figures
 from heddle.runs.files import RunError
-from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer
+from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer, of_growing_words
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_entries import decode, from_text
-from heddle.runs.journal_file import JournalFile, read_journal
+from heddle.runs.journal_file import JournalFile, read_journal, stream_of
 from heddle.runs.manifest import ManifestFields, Status, why_unfinished
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
@@ -42,6 +42,8 @@ __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"
 
 SCHEMA = "heddle.run/2"
 _OF_OLDER_RUNS = "heddle.run/1"
+_ENDLESS = ("heddle_gateway", "heddle_verl")
+"""Drivers of runs without an end of their own: what such a run keeps in memory does not grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,9 +123,12 @@ class RunDirectory:
         if facts.context is not None:
             context = replace(facts.context, learned=None)
             files.write_json(path / files.CONTEXT, to_plain(context))
-        self._file = JournalFile(path / files.JOURNAL)
+        self._endless = facts.driver in _ENDLESS
+        self._file = JournalFile(path / files.JOURNAL, endless=self._endless)
         self._columns = JournalReader(MEASURED)
-        self._rows = JournalBuffer(entries=CHUNK_ENTRIES, on_full=lambda: self.flush())
+        self._rows = JournalBuffer(
+            entries=CHUNK_ENTRIES, on_full=lambda: self.flush(), forgets=self._endless
+        )
         self.record: Sink = self._rows.record
         """Record one event with its commands."""
 
@@ -138,7 +143,8 @@ class RunDirectory:
         batch = self._rows.take()
         if batch.num_rows:
             self._file.write(batch)
-            self._columns.add(batch)
+            if not self._endless:
+                self._columns.add(batch)
 
     def columns(self) -> Journal:
         """Return what is recorded so far, the columns that figures are made from."""
@@ -163,6 +169,9 @@ class RunDirectory:
         """
         assert self.status == "running", "a closed run never changes"
         self._close_journal()
+        if self._endless:
+            for batch in of_growing_words(stream_of(self.path / files.JOURNAL, whole=True)):
+                self._columns.add(batch)
         journal, self._columns = self._columns.journal(), JournalReader(())
         with files.written_table(self.path / files.STEPS) as write:
             measured = measure(journal, solo_tpot, on_steps=write)

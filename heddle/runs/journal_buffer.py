@@ -1,13 +1,15 @@
 """Events and commands into typed buffers, and these into record batches.
 
 The values of a row go into the buffer of its class at once, so that the journal holds no object.
-The codes of words are the same in the whole journal, so a batch adds only new words to the file.
+The codes of words are the same in the whole journal, so a batch adds only new words to the file. A
+run without an end of its own forgets words: their number has no bound.
 
 What may not be in this file: metrics, anything that knows one event from another.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from struct import Struct
 from types import CodeType
@@ -17,7 +19,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from heddle.runs.arrow_arrays import number_array, word_array
+from heddle.runs.arrow_arrays import number_array, numbers_of, word_array
 from heddle.runs.journal_columns import Journal, JournalReader
 from heddle.runs.journal_schema import (
     COMMANDS,
@@ -38,6 +40,8 @@ PACKED_ROWS = 512
 """Rows that are packed at a time: the code of all classes, and the rows, are in the cache then."""
 CHUNK_ENTRIES = 5_000
 """Entries per batch: many, for cheap columns, but few enough for the processor's cache."""
+MOST_WORDS = 4_096
+"""Words of a column after which a writer that forgets begins their codes again."""
 
 _PACKED: Mapping[pa.DataType, tuple[str, Any]] = {
     pa.int64(): ("q", np.int64),
@@ -54,9 +58,15 @@ class _Words(dict[str, int]):
 
     def __init__(self, first: Sequence[str]) -> None:
         super().__init__()
+        self._first = first
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin again."""
+        self.clear()
         self._new: list[str] = []
         self._array: Any = word_array([])
-        for word in first:
+        for word in self._first:
             self[word]
 
     def __missing__(self, word: str) -> int:
@@ -150,7 +160,10 @@ class JournalBuffer:
         *,
         entries: int = CHUNK_ENTRIES,
         on_full: Callable[[], object] = lambda: None,
+        forgets: bool = False,
     ) -> None:
+        """`forgets`: after `MOST_WORDS` words, those of later batches have other codes."""
+        self._most_words = MOST_WORDS if forgets else math.inf
         self.rows = 0
         """Rows in all batches so far."""
         self._words = {column: _Words(first) for column, first in first_words().items()}
@@ -207,6 +220,9 @@ class JournalBuffer:
         self._order.clear()
         self._packed = 0
         batch = self._batch(codes, is_event)
+        for words in self._words.values():
+            if len(words) > self._most_words:
+                words.forget()
         self._whole = True
         return batch
 
@@ -266,6 +282,21 @@ class JournalBuffer:
             arrays.append(array)
         arrays.append(word_array(texts) if texts else pa.nulls(total, pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=schema())
+
+
+def of_growing_words(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a writer that forgot words with codes that are the same in all."""
+    known = {column: _Words(first) for column, first in first_words().items()}
+    for batch in batches:
+        arrays = list[Any](batch.columns)
+        for at, (name, column) in enumerate(zip(batch.schema.names, arrays, strict=True)):
+            if name in known:
+                codes = np.array([known[name][w] for w in column.dictionary.to_pylist()], np.int32)
+                there = numbers_of(column.indices, 0)
+                array = number_array(codes[there], column.is_valid().to_numpy(zero_copy_only=False))
+                words = known[name].array()
+                arrays[at] = pa.DictionaryArray.from_arrays(array, words, safe=False)
+        yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
 class JournalInMemory:

@@ -1,7 +1,8 @@
 """The file of a journal: written batch by batch, and read as far as it goes.
 
 It is an Arrow IPC file with dictionaries that grow. Without its footer, it is a stream after its
-first bytes.
+first bytes: that of an unfinished run, and of one without an end of its own, whose dictionaries are
+replaced from time to time.
 """
 
 import os
@@ -18,17 +19,23 @@ from heddle.runs.journal_schema import schema
 
 MAGIC = b"ARROW1\0\0"
 """Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""Ends a stream that was closed."""
 
 
 class JournalFile:
     """A journal that is being written; until it is closed, it has no footer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, endless: bool = False) -> None:
+        """`endless`: it gets no footer, which has a place for each batch, but words may change."""
         self._file = BufferedWriter(FileIO(path, "wb"), 1 << 20)
         options = pa.ipc.IpcWriteOptions(
             compression="lz4", emit_dictionary_deltas=True, use_threads=False
         )
-        self._writer = pa.ipc.new_file(self._file, schema(), options=options)
+        if endless:
+            self._file.write(MAGIC)
+        new = pa.ipc.new_stream if endless else pa.ipc.new_file
+        self._writer = new(self._file, schema(), options=options)
         self._file.flush()
         self._whole = True
 
@@ -42,7 +49,7 @@ class JournalFile:
         self._whole = True
 
     def close(self) -> None:
-        """Add the footer, unless a write broke off: the batches before it can be read."""
+        """Add the end, unless a write broke off: the batches before it can be read."""
         if self._file.closed:
             return
         try:
@@ -66,30 +73,38 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
             with files.opened(path) as file:
                 table = pa.ipc.open_file(file).read_all()
         except pa.ArrowInvalid:
-            with path.open("rb") as begin:
-                ours = MAGIC.startswith(begin.read(len(MAGIC)))
-            if whole or not ours:
+            with path.open("rb") as found:
+                ours = MAGIC.startswith(found.read(len(MAGIC)))
+                found.seek(max(0, path.stat().st_size - len(_END)))
+                ended = found.read() == _END
+            if not ours or (whole and not ended):
                 raise
-            table = _without_footer(path)
-        found = fault(files.checked(path, table, schema().names))
-    if found is not None:
-        raise RunError(f"{path}: damaged: {found}; copy it again, or run it again")
+            table = _without_footer(path, whole=whole)
+        wrong = fault(files.checked(path, table, schema().names))
+    if wrong is not None:
+        raise RunError(f"{path}: damaged: {wrong}; copy it again, or run it again")
     return table
 
 
-def _without_footer(path: Path) -> pa.Table:
-    """Read the whole batches of an Arrow file that was cut off; dictionaries grow from each on."""
-    batches = list(_stream(path))
+def _without_footer(path: Path, *, whole: bool) -> pa.Table:
+    """Read the batches of an Arrow stream; dictionaries grow from each on, or are replaced."""
+    batches = list(stream_of(path, whole=whole))
     found = batches[0].schema if batches else schema()
     return pa.Table.from_batches(batches, found).unify_dictionaries()
 
 
-def _stream(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the whole batches of the stream after the first bytes."""
+def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the batches after the first bytes; unless it must be `whole`, as far as they go.
+
+    Raises:
+        pa.ArrowInvalid, OSError, EOFError: it is not whole, but must be.
+    """
     try:
         with files.opened(path) as file:
             file.seek(len(MAGIC))
             with pa.ipc.open_stream(file) as stream:
                 yield from stream
     except (pa.ArrowInvalid, OSError, EOFError):
+        if whole:
+            raise
         return  # cut off in the middle of a batch: what came before it is whole

@@ -12,7 +12,7 @@ CONNECT_LIMIT_S: Final = 5.0
 IDLE_S: Final = 4.0
 """A connection that was idle for longer is not used again: vLLM's server closes it after 5."""
 HEAD_BYTES: Final = 64 << 10
-"""Of an answer's head."""
+"""Of an answer outside its body: its head, and its trailers."""
 _AHEAD_BYTES: Final = 1 << 20
 """Of an answer that nobody has taken yet: then its server has to wait."""
 
@@ -58,7 +58,7 @@ class _Connection(asyncio.Protocol):
     def send(self, request: bytes) -> None:
         """Begin a call."""
         self.status, self.headers, self.pieces = 0, dict[str, str](), list[bytes]()
-        self.size = self._head_bytes = 0
+        self.size = self._outside_bytes = 0
         self.complete, self.received_s = False, self._loop.time()
         if self._transport is None or self.closes:
             self.fail(BrokenError("the server has closed the connection"))
@@ -67,15 +67,17 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received_s = self._loop.time()
+        self._outside_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self.fail(BrokenError(f"its answer is no HTTP: {error}"))
             return
+        if self._outside_bytes > HEAD_BYTES:
+            text = f"its answer has more than {HEAD_BYTES} bytes outside its body"
+            self.fail(BrokenError(text))
+            return
         if not self.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                self.fail(BrokenError(f"the head of its answer has more than {HEAD_BYTES} bytes"))
             return
         if self.size > _AHEAD_BYTES and not self.paused and self._transport is not None:
             self.paused = True
@@ -111,6 +113,7 @@ class _Connection(asyncio.Protocol):
             self.status, self._reusable = status, self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
+        self._outside_bytes = 0
         self.pieces.append(data)
         self.size += len(data)
 

@@ -11,8 +11,8 @@ from heddle_runtime.vllm_http.probe import GENERATE, EndpointFacts, one_token
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.stream import GenerateChunk, ProtocolError, read_chunk
 
-KNOWN_TRAJECTORIES = 1 << 16
-"""Trajectories that an engine remembers to have KV of."""
+KNOWN_TRAJECTORIES = 1 << 13
+"""Trajectories that an engine remembers to have KV of, the latest: few caches hold more."""
 
 
 class KvMoves:

@@ -3,9 +3,11 @@
 import time
 import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
+
+import msgspec
 
 from heddle_runtime.generation import (
     GenerationEnd,
@@ -26,6 +28,8 @@ DEFAULT_MAX_TOKENS = 16
 """vLLM's; a rendered body leaves out what equals a default."""
 _SEED_TOKENS = 8
 """Of the prompt, as many as vLLM's detokenizer looks back on, and some."""
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ONE = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw]])
 
 
 class HttpRenderer:
@@ -37,17 +41,27 @@ class HttpRenderer:
         """`generates`: whether it is an engine's, which answers whole requests too."""
         self._endpoint, self._limit_s, self._generates = endpoint, limit_s, generates
 
-    async def render(self, endpoint: str, body: dict[str, Any]) -> Rendered:
-        """Return a request body as tokens.
+    async def render(
+        self,
+        endpoint: str,
+        body: dict[str, Any],
+        read: Callable[[bytes], Rendered | None] = lambda text: None,
+    ) -> Rendered:
+        """Return a request body as tokens. `read` reads a list of ids faster, where it can.
 
         Raises:
             RenderError: it is refused, or asks for what a step cannot do.
         """
-        content = await self._call(f"{endpoint}/render", body)
-        if endpoint == COMPLETIONS:
-            content = content[0] if isinstance(content, list) and len(content) == 1 else None
-        rendered = content.get("sampling_params") if isinstance(content, dict) else None
-        prompt_ids = _ids(content.get("token_ids")) if isinstance(content, dict) else None
+        answer = await self._answered(f"{endpoint}/render", body)
+        try:
+            found = _ONE.decode(answer)[0] if endpoint == COMPLETIONS else _FIELDS.decode(answer)
+            ids = bytes(found.pop("token_ids", b"null"))
+            content = {name: msgspec.json.decode(value) for name, value in found.items()}
+            prompt = read(ids)
+            prompt_ids = _ids(msgspec.json.decode(ids)) if prompt is None else prompt.prompt_ids
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            content, prompt, prompt_ids = {}, None, None
+        rendered = content.get("sampling_params")
         if not isinstance(rendered, dict) or prompt_ids is None:
             _broken(f"{endpoint}/render did not return what vLLM does")
         limit = rendered.get("max_tokens", DEFAULT_MAX_TOKENS)
@@ -55,6 +69,7 @@ class HttpRenderer:
             _broken(f"{endpoint}/render did not return what vLLM does")
         return Rendered(
             prompt_ids=prompt_ids,
+            prompt_hash=None if prompt is None else prompt.prompt_hash,
             sampling=self._sampling(rendered),
             max_tokens=limit,
             features={
@@ -210,12 +225,18 @@ class HttpRenderer:
 
     async def _call(self, path: str, body: Any) -> Any:
         try:
+            return msgspec.json.decode(await self._answered(path, body))
+        except msgspec.DecodeError:
+            return None
+
+    async def _answered(self, path: str, body: Any) -> bytes:
+        try:
             answer = await self._endpoint.call(path, body, limit_s=self._limit_s)
         except UnreachableError as error:
             _broken(str(error), status=503)
         if answer.status != 200:
             raise RenderError(*_error_of(answer, path))
-        return answer.json()
+        return answer.data
 
 
 def text_ids(body: dict[str, Any], output_ids: Sequence[int], end: GenerationEnd) -> list[int]:

@@ -34,8 +34,8 @@ from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
 from heddle_core.events import TrajectoryArrived
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, dispatch, entry, numbered, table, unlisted
-from tests.app.test_metrics import story
+from tests.app.journals import arrived, dispatch, done, entry, numbered, ready, table, unlisted
+from tests.app.test_metrics import finished, story
 
 FACTS = RunFacts(
     driver="test", trace_name="small", trace_sha256="0" * 64, command_line=("x", "y z")
@@ -386,6 +386,49 @@ def test_words_of_a_journal_grow_chunk_by_chunk(tmp_path: Path, monkeypatch: pyt
         stream.read_all()
         assert stream.stats.num_replaced_dictionaries == 0
         assert stream.stats.num_dictionary_deltas > 20
+
+
+def test_a_run_without_end_forgets_words_and_reads_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs, "CHUNK_ENTRIES", 7)
+    monkeypatch.setattr(journal_buffer, "MOST_WORDS", 10)
+    # The first ends last: its name comes again after it was forgotten.
+    names = [f"session {i}" for i in range(60)]
+    ends = [*names[1:], names[0]]
+    entries = [entry(ready("e0"))]
+    entries += [entry(arrived(n, at=1.0), dispatch(n, 0, "e0")) for n in names]
+    entries += [
+        each
+        for at, n in enumerate(ends, 2)
+        for each in (
+            entry(done(n, 0, "e0", at=at, tokens=at, reason="answer")),
+            entry(finished(n, at)),
+        )
+    ]
+    usual = filled(tmp_path / "usual", numbered(*entries))
+    monkeypatch.setattr(runs, "_ENDLESS", ("test",))
+    run = filled(tmp_path / "endless", numbered(*entries))
+    assert len(run._rows._words["trajectory"]) < 20
+    assert list(load_run(run.path, unfinished=True).entries()) == numbered(*entries)[:175]
+    for each in (usual, run):
+        with each:
+            each.finish()
+    found, expected = load_run(run.path), load_run(usual.path)
+    assert list(found.entries()) == numbered(*entries)
+    assert found.summary == expected.summary
+    assert found.steps == expected.steps
+    assert found.trajectories == expected.trajectories
+    journal = run.path / "events.arrow"
+    with pa.ipc.open_stream(pa.py_buffer(journal.read_bytes())[8:]) as stream:
+        stream.read_all()
+        assert stream.stats.num_replaced_dictionaries > 5
+    journal.chmod(0o644)
+    whole = journal.read_bytes()
+    for damaged in (whole[:-8] + bytes(8), whole[:2000] + bytes(500) + whole[2500:]):
+        journal.write_bytes(damaged)
+        with pytest.raises(RunError, match="damaged"):
+            _ = load_run(run.path).journal
 
 
 def test_a_dead_process_is_distinguished_from_a_running_one(tmp_path: Path):

@@ -6,6 +6,7 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from socket import has_dualstack_ipv6
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.gateway.served import NO_AIOHTTP
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 from heddle_gateway import http_server
+from heddle_gateway.front import _is_local
 from heddle_gateway.http import HttpRequest, RequestError, Response, Stream
 from heddle_gateway.http_server import serving
 
@@ -231,6 +233,24 @@ def test_packed_bodies_are_whole_and_without_a_head_of_zlib_as_well():
                 answer = await at.raw(head % (b"gzip", len(body)) + body)
                 assert answer.startswith(b"HTTP/1.1 400")
 
+    run(main())
+
+
+def test_the_address_of_every_interface_is_of_ipv4_too():
+    async def main() -> None:
+        async def handle(request: HttpRequest) -> Response:
+            return Response(str(_is_local(request)).encode())
+
+        limits: dict[str, Any] = {"body_bytes": LIMIT, "head_s": 60.0, "grace_s": 0.1}
+        async with serving(handle, host="::", port=0, **limits) as port:
+            for host in ("127.0.0.1", "::1"):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(b"GET / HTTP/1.0\r\n\r\n")
+                assert (await reader.read()).endswith(b"True")
+                writer.close()
+
+    if not has_dualstack_ipv6():
+        pytest.skip("this system has no sockets of both")
     run(main())
 
 

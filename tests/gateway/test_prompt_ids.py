@@ -3,13 +3,20 @@
 import asyncio
 import json
 from array import array
+from functools import partial
+from hashlib import sha256
 
 import pytest
 
 from heddle_gateway import prompt_ids
+from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
 from heddle_gateway.openai_api import rendered_ids
 from heddle_gateway.prompt_ids import PromptReader, split_body
+from heddle_runtime.generation import RenderError
+from heddle_runtime.vllm_http.endpoint import Answer
+from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
+from heddle_runtime.vllm_http.rendering import HttpRenderer
 from tests.gateway.served import NO_AIOHTTP, run, served
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
@@ -26,6 +33,7 @@ def test_a_prompt_that_grows_is_read_as_one_that_is_read_whole(separators):
         assert found is not None
         assert found.prompt_ids == array("I", ids)
         assert found.prompt_json == text
+        assert found.prompt_hash.digest() == sha256(array("I", ids)).digest()
 
 
 @pytest.mark.parametrize("text", [b"[5,70,9001]", b"[5,70]", b"[6,70,900,1]", b"[5,70,90,0]"])
@@ -36,6 +44,7 @@ def test_a_prompt_that_is_another_is_read_anew(text: bytes):
         found = reader.read(session, text)
         assert found is not None
         assert found.prompt_ids.tolist() == json.loads(text)
+        assert found.prompt_hash.digest() == sha256(found.prompt_ids).digest()
 
 
 @pytest.mark.parametrize("text", [b"[-1]", b"[1.5]", b"[true]", b"{}", b"[[1]]", b"[4294967296]"])
@@ -56,7 +65,7 @@ def test_prompts_are_kept_up_to_a_limit(monkeypatch):
     assert reader._bytes == 100
     for n in range(50):
         assert reader.read("s", b"[" + b"1," * n + b"1]") is not None
-    assert reader._bytes == sum(2 * len(text) for text, _ in reader._known.values()) <= 100
+    assert reader._bytes == sum(2 * len(text) for text, *_ in reader._known.values()) <= 100
 
 
 def test_only_the_ids_stay_json():
@@ -97,7 +106,40 @@ def test_prompts_of_ended_sessions_are_dropped_and_those_of_open_ones_are_not():
             assert reader._known.keys() == {"open"}
             assert reader._bytes == 2 * len(reader._known["open"][0]) > 0
             reader.forget("open")
-            assert reader.forget("never") == (b"", array("I"))
+            assert reader.forget("never") == (b"", array("I"), None)
             assert not reader._bytes
+
+    run(main())
+
+
+class Renders:
+    """An endpoint whose renderer has made these ids."""
+
+    ids = b""
+
+    async def call(self, path: str, body: object, *, limit_s: float) -> Answer:
+        made = b'{"request_id":"r","sampling_params":{"top_p":0.5},"token_ids":%b}' % self.ids
+        return Answer(200, b"[%b]" % made if COMPLETIONS in path else made, {})
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
+def test_a_rendered_prompt_that_grows_is_one_that_is_read_whole(endpoint: str):
+    async def main() -> None:
+        at, reader = Renders(), PromptReader()
+        renderer = HttpRenderer(at, generates=True)  # type: ignore[arg-type]
+        for ids in ([5, 70], [5, 70, 900], [5, 70, 900, 1, 2], [6, 70]):
+            at.ids = json.dumps(ids).encode()
+            whole = await renderer.render(endpoint, {})
+            found = await renderer.render(endpoint, {}, partial(reader.read, "s"))
+            assert found.prompt_ids == whole.prompt_ids == array("I", ids)
+            assert found.sampling == whole.sampling == {"top_p": 0.5}
+            steps = [ClientStep(endpoint, each, max_tokens=1) for each in (found, whole)]
+            assert steps[0].key == steps[1].key
+            assert reader._known.keys() == {"s"}
+        for wrong, status in ((b"[-1]", 400), (b"{}", 502), (b"[1,", 502), (b"null", 502)):
+            at.ids = wrong
+            with pytest.raises(RenderError) as caught:
+                await renderer.render(endpoint, {}, partial(reader.read, "s"))
+            assert caught.value.status == status
 
     run(main())

@@ -73,6 +73,11 @@ def test_a_retry_attaches_to_the_step_under_way_and_later_gets_the_kept_answer()
         await asyncio.sleep(50.0)
         again = bench.submit("s", prompt(1))
         assert again is first
+        assert (again.prompt_tokens, len(again.prompt_ids), again.relay) == (
+            len(prompt(1)),
+            0,
+            None,
+        )
         bench.gateway.sessions.release(again, delivered=True)
         await asyncio.sleep(60.0)
         fresh = bench.submit("s", prompt(1))
@@ -100,8 +105,8 @@ def test_parallel_requests_of_a_session_are_trajectories_of_their_own_and_keep_t
         await asyncio.gather(a.answer(), b.answer())
         for step in (a, b):
             bench.gateway.sessions.release(step, delivered=True)
-        await bench.step("s", [*b.prompt_ids, *b.output_ids, *prompt(3, 20)])
-        await bench.step("s", [*a.prompt_ids, *a.output_ids, *prompt(3, 20)])
+        await bench.step("s", [*prompt(2), *b.output_ids, *prompt(3, 20)])
+        await bench.step("s", [*prompt(1), *a.output_ids, *prompt(3, 20)])
         bench.gateway.sessions.finish("s")
 
     bench = play(main)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ class Raw:
             writer.close()
 
 
-def run(server: Raw, use: Callable[[Endpoint], Coroutine[Any, Any, None]]) -> None:
+def run(server: Any, use: Callable[[Endpoint], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         listener = await asyncio.start_server(server, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
@@ -113,6 +114,25 @@ def test_a_broken_answer_is_an_error_that_says_so(answer: bytes | None):
             await at.call("/a", {}, limit_s=0.3)
 
     run(server, use)
+
+
+@pytest.mark.parametrize("begin", [b"", STREAM + b"2;", STREAM + b"2\r\n{}\r\n0\r\nX: "])
+def test_what_is_beside_an_answers_body_has_an_end(begin: bytes):
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(begin)
+        with suppress(ConnectionError):
+            while True:
+                writer.write(b"y" * 10_000)
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    async def use(at: Endpoint) -> None:
+        with pytest.raises(UnreachableError, match=r"bytes outside its body|no HTTP"):
+            await at.call("/a", limit_s=30.0)
+
+    if not begin:
+        begin = OK[:17] + b"X: "
+    run(endless, use)
 
 
 def test_a_call_that_takes_too_long_ends_and_so_does_a_stream_that_is_silent():

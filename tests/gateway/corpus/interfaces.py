@@ -41,6 +41,8 @@ def others(seed: int, model: str) -> Requests:
     for name, fields in _RESPONSES.items():
         body = {"model": model, "max_output_tokens": 8, "temperature": 0, "input": "a stone"}
         made.raw(f"responses, {name}", RESPONSES, json.dumps(body | fields).encode())
+    for path in (MESSAGES, RESPONSES):
+        made.raw(f"a form to {path}", path, b"a=1", content_type="text/plain")
     counted = json.dumps({"model": model, "messages": user}).encode()
     made.raw("tokens of messages", f"{MESSAGES}/count_tokens", counted)
     made.raw("tokens of another model", f"{MESSAGES}/count_tokens", b'{"model": "x"}')
