@@ -70,8 +70,8 @@ class TreeWalk:
 
     def read(self, row: Sequence[float]) -> None:
         """Take the row that `total` is about."""
-        for at, column in enumerate(self._columns):
-            column.value = row[at]
+        for column, value in zip(self._columns, row, strict=False):
+            column.value = value
 
     def total(self, first: int, count: int) -> float:
         """Sum of `count` trees from `first` on, in the order of `numpy.add.reduce`."""
