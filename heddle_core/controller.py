@@ -76,7 +76,6 @@ class Controller:
         """When the placement reviews its backlog."""
         self._events = 0
         """Number of events so far: the sequence number of the next."""
-        self._out = CommandList()
         self._plans = 0
         self._searches: dict[int, Rollout | None] = {}
         """Running searches by number, and the rollout of each; None for a consolidation."""
@@ -114,8 +113,7 @@ class Controller:
         """Take one event in; return the commands it causes."""
         if event.time_s != self.ledger.now_s:
             self.ledger.advance(event.time_s)
-        out = self._out
-        out.clear()
+        out = CommandList()
         out.cause = self._events
         self._events += 1
         self._on[type(event)](event, out)

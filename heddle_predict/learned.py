@@ -78,8 +78,7 @@ class LearnedPredictor:
         observed = self._observations.of(t)
         survival = self._observations.log_survival(observed, t)
         log = survival + self._correction(observed, t, survival)
-        least = max(self._least_share * math.exp(survival), _LEAST_TOKENS)
-        return max(math.exp(log), least)
+        return max(math.exp(log), self._least_share * math.exp(survival), _LEAST_TOKENS)
 
     def _correction(self, observed: Observed, t: TrajectoryView, survival: float) -> float:
         """The model's quantile, computed once for each step; in between only survival changes."""

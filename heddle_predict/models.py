@@ -54,10 +54,7 @@ class TreesModel:
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
     def row_quantile(self, level: int) -> RowQuantile:
-        """Return a function for one row at a time and the quantile at ``levels[level]``.
-
-        It is for the calling thread, in which all policies share it.
-        """
+        """A function for one row at a time and ``levels[level]``, for the calling thread."""
         return _row_quantile(self, level, get_ident())
 
 
@@ -74,8 +71,7 @@ def _row_quantile(model: TreesModel, level: int, thread: int) -> RowQuantile:
         values = each(row)
         location = float(np.add.reduce(values[:trees]))
         log_spread = float(np.add.reduce(values[trees:]))
-        spread = float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND)))
-        return location + spread * error
+        return location + float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND))) * error
 
     return quantile
 
