@@ -33,7 +33,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.search.makespan import simulated_makespan_s
+from heddle.search.makespan import simulated
 from heddle.setup import prepare
 from heddle_trace import read_trace, synth, write_trace
 from heddle_trace.schema import TrajectoryRecord
@@ -155,7 +155,7 @@ def _limits(
         setups = [
             prepare(_run(batch, paths[1], policy, tp, case)) for policy in baselines for tp in tps
         ]
-        seconds["baseline"] += min(simulated_makespan_s(setup) for setup in setups)
+        seconds["baseline"] += min(simulated(setup)[0] for setup in setups)
         ideal = setups[0].ideal(setups[0].bound())
         seconds["equal_progress"] += ideal.equal_progress_s
         seconds["fluid"] += ideal.fluid_s

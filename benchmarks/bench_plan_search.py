@@ -24,7 +24,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import Variant, tuning, with_policy
 from heddle.config import MissingConfig, RunConfig
 from heddle.cost.prices import prices_of
-from heddle.search.makespan import simulated_makespan_s
+from heddle.search.makespan import simulated
 from heddle.search.policies import shipped
 from heddle.search.race import with_slots
 from heddle.search.result import search
@@ -190,7 +190,7 @@ def makespan_s(
     """Simulated makespan of a policy; infinite where it passes `stop_s`."""
     mine = with_policy(config, policy, cluster)
     workload = workspace.workload(config)
-    return simulated_makespan_s(prepare(mine, workspace=workspace, workload=workload), stop_s)
+    return simulated(prepare(mine, workspace=workspace, workload=workload), stop_s)[0]
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ POLL_S = 0.2
 ALIGNMENT = 8
 """Bytes to which an array in shared memory is aligned."""
 
-PRELOADED = ("heddle.simulation",)
+PRELOADED = ("heddle.simulation", "heddle.search.jobs")
 """Modules that the server of `_context` imports for all processes that it forks."""
 
 J = TypeVar("J")

@@ -11,8 +11,8 @@ from heddle.signals import StopSignals
 
 ExecutorKind: TypeAlias = Literal["processes", "ray"]
 
-MIN_STEPS_PER_PROCESS = 20_000
-"""Fewer steps than this run faster here than a process starts (about a second of imports)."""
+MIN_STEPS_PER_PROCESS = 10_000
+"""Fewer steps than this run faster here than a process starts."""
 
 J = TypeVar("J")
 R = TypeVar("R")

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +26,7 @@ _TYPES: Final[Mapping[str, Any]] = {
 """Of a forest's arrays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TreesModel:
     """Two forests: location and log spread of the logarithm of the remaining tokens.
 
@@ -52,24 +54,26 @@ class TreesModel:
         return np.asarray(location[:, None] + spread[:, None] * self.errors)
 
     def row_quantile(self, level: int) -> RowQuantile:
-        """Return a function for one row at a time and the quantile at ``levels[level]``.
+        """A function for one row at a time and ``levels[level]``, for the calling thread."""
+        return _row_quantile(self, level, get_ident())
 
-        It has arrays of its own: for one thread.
-        """
-        trees, error = len(self.location), float(self.errors[level])
-        walk = TreeWalk.of(self._both) if heddle_compiled.in_force() else None
-        if walk is not None:
-            return WalkedQuantile(walk, trees, error)
-        each = self._both.one_row().each
 
-        def quantile(row: Sequence[float]) -> float:
-            values = each(row)
-            location = float(np.add.reduce(values[:trees]))
-            log_spread = float(np.add.reduce(values[trees:]))
-            spread = float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND)))
-            return location + spread * error
+@lru_cache(maxsize=8)
+def _row_quantile(model: TreesModel, level: int, thread: int) -> RowQuantile:
+    """Made once: to link the trees takes as long as 1,000 rows. It has arrays of its own."""
+    trees, error, both = len(model.location), float(model.errors[level]), model._both
+    walk = TreeWalk.of(both) if heddle_compiled.in_force() else None
+    if walk is not None:
+        return WalkedQuantile(walk, trees, error)
+    each = both.one_row().each
 
-        return quantile
+    def quantile(row: Sequence[float]) -> float:
+        values = each(row)
+        location = float(np.add.reduce(values[:trees]))
+        log_spread = float(np.add.reduce(values[trees:]))
+        return location + float(np.exp(min(max(log_spread, -LOG_BOUND), LOG_BOUND))) * error
+
+    return quantile
 
 
 @dataclass(frozen=True, slots=True)

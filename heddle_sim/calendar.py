@@ -51,8 +51,8 @@ class Calendar:
         bucket = int(time_s / BUCKET_S) if time_s < 1e15 else LAST_BUCKET
         if bucket <= self._bucket:
             heappush(self._added, call)
-        elif bucket in self._far:
-            self._far[bucket].append(call)
+        elif (far := self._far.get(bucket)) is not None:
+            far.append(call)
         else:
             self._far[bucket] = [call]
             heappush(self._far_buckets, bucket)

@@ -125,7 +125,9 @@ def simulate_rollout(
     driver = simulation.driver
     driver.open_rollout(ROLLOUT, trajectories=len(scripts))
     simulation.launcher.schedule_faults()
-    first_arrival_s = min((script.arrival_s for script in scripts), default=0.0)
-    for script in scripts:
-        driver.admit(ScriptedAgent(script, simulation.clock, first_arrival_s=first_arrival_s))
+    agents = [ScriptedAgent(script, simulation.clock) for script in scripts]
+    first_arrival_s = min((agent.arrival_s for agent in agents), default=0.0)
+    for agent in agents:
+        agent.arrival_s -= first_arrival_s
+        driver.admit(agent)
     return simulation.run(stop_s)

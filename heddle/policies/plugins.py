@@ -74,7 +74,8 @@ def load_policy(
             f"policy {base!r}: its factory returned {type(policy).__name__}, "
             "not heddle_core.policy.Policy"
         )
-    check(f"policy {base!r}", {kind: getattr(policy, kind) for kind in KINDS})
+    if base not in PRESETS:
+        check(f"policy {base!r}", {kind: getattr(policy, kind) for kind in KINDS})
     own = [part for part in parts if part != ADAPTIVE]
     policy = replace(policy, **dict(load_part(part, context, extra=extra) for part in own))
     return policy if own == parts else adaptive(policy, context)
@@ -115,7 +116,8 @@ def load_part(
         part = make(context)
     except Exception as error:
         raise PolicyError(f"part {name!r} cannot be built: {_reason(error)}") from error
-    check(f"part {name!r}", {kind: part})
+    if name not in extra and kind_of(name) is None:
+        check(f"part {name!r}", {kind: part})
     return kind, part
 
 

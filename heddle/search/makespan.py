@@ -9,13 +9,9 @@ from heddle.simulation import COLLECT_EVERY
 from heddle_sim.rollout import simulate_rollout
 
 
-def simulated_makespan_s(setup: RunSetup, stop_s: float = float("inf")) -> float:
-    """Simulate a set-up and return its makespan in seconds; infinite where it passes `stop_s`."""
-    return simulated(setup, stop_s)[0]
-
-
-def simulated(setup: RunSetup, stop_s: float) -> tuple[float, int]:
-    """The same, and the most steps that any engine has run at once."""
+def simulated(setup: RunSetup, stop_s: float = math.inf) -> tuple[float, int]:
+    """The makespan of a set-up in seconds, infinite where it passes `stop_s`, and the most steps
+    that any engine has run at once."""
     controller = setup.controller()
     with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
         ended = simulate_rollout(

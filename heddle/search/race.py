@@ -90,7 +90,8 @@ class Race:
         self._executor: ExecutorKind = executor
         self._shared = shared if executor == "processes" else shared_by_tasks(shared)
         self.draws, self._steps = draws, steps
-        self._ends_s = None if budget_s is None else time.monotonic() + budget_s
+        self.ends_s = None if budget_s is None else time.monotonic() + budget_s
+        """When the time is spent, of `time.monotonic`; None: never."""
         self._on_round = on_round
         self.simulations = 0
         self.made: dict[Half, dict[Variant, dict[int, float]]] = {
@@ -111,7 +112,7 @@ class Race:
     @property
     def over(self) -> bool:
         """Whether the time of the search is spent."""
-        return self._ends_s is not None and time.monotonic() >= self._ends_s
+        return self.ends_s is not None and time.monotonic() >= self.ends_s
 
     def completes(self, rounds: Callable[[], None], *, keeps_best: bool = True) -> bool:
         """Make the rounds. False: the time or, after the first round, a signal ended them.
@@ -128,11 +129,7 @@ class Race:
 
     def stop(self) -> None:
         """Spend the time: nothing begins from now on but what must."""
-        self.until(time.monotonic())
-
-    def until(self, ends_s: float | None) -> None:
-        """The time is spent then, of `time.monotonic`; None: never."""
-        self._ends_s = ends_s
+        self.ends_s = time.monotonic()
 
     def keep_ended(self, best: Variant) -> int:
         """Forget judged draws without the best, and candidates without one of the others.
@@ -165,7 +162,7 @@ class Race:
         """
         made = self.made[half]
         jobs = []
-        ends_s = NEVER if always or self._ends_s is None else self._ends_s
+        ends_s = NEVER if always or self.ends_s is None else self.ends_s
         for number in draws:
             by_kind = _best(made, number)
             least_s = min(by_kind.values(), default=NEVER)

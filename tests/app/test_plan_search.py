@@ -21,7 +21,7 @@ from heddle.cost.prices import prices_of
 from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
 from heddle.search.jobs import race_of
-from heddle.search.makespan import simulated_makespan_s
+from heddle.search.makespan import simulated
 from heddle.search.policies import shipped
 from heddle.search.race import NEVER, Job, Race
 from heddle.search.result import SearchResult, engines_of, name_of, named_ties, search
@@ -89,9 +89,9 @@ def test_a_makespan_without_a_journal_is_that_of_the_run(config: RunConfig, tmp_
         mine = with_policy(config, policy, config.cluster)
         whole = simulate(mine, out=tmp_path).summary["makespan_s"]
         # The first arrival is at 0 s.
-        assert simulated_makespan_s(prepare(mine)) == whole
-        assert simulated_makespan_s(prepare(mine), whole) == whole
-        assert simulated_makespan_s(prepare(mine), whole * 0.99) == NEVER
+        assert simulated(prepare(mine))[0] == whole
+        assert simulated(prepare(mine), whole)[0] == whole
+        assert simulated(prepare(mine), whole * 0.99)[0] == NEVER
 
 
 def test_shipped_policies_are_all_presets_but_those_by_gpu_type(config: RunConfig):
@@ -126,7 +126,7 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
     for number in range(found.draws):
         base = replace(config, cluster=found.setup.config.cluster)
         workload = drawn(shared.workload(base), Draw("judge", number), config.seed)
-        times.append(simulated_makespan_s(prepare(mine, workspace=shared, workload=workload)))
+        times.append(simulated(prepare(mine, workspace=shared, workload=workload))[0])
     assert times == list(best.times)
     assert best.makespan_s.mean == fmean(times)
     spread = prediction_interval(times)
