@@ -103,8 +103,8 @@ def cells() -> str:
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    head, *lines = (f"| {' | '.join(cells)} |\n" for cells in (header, *rows))
+    return "".join((head, "|---" * len(header), "|\n", *lines))
 
 
 def _counts(judged: "list[Judged] | tuple[Judged, ...]") -> Mapping[str, int]:

@@ -51,13 +51,13 @@ def compare(
         trace: A path of a trace or of logs, or a `RunConfig`.
         policies: Names or patterns, or one of them; None: all shipped ones, each at its best
             setting.
-        tps, slots: TP degrees and numbers of running steps of an engine to try. None: of named
-            policies the cluster's; else all.
+        tps: TP degrees to try; None: of named policies the cluster's, else all.
+        slots: Numbers of running steps of an engine to try, likewise.
         seeds: None: three, of one named policy one.
         out: Folder of the run directories.
         settings: Keys of `heddle.toml`, such as ``{"cluster.report_interval_s": 2}``.
-        keys: Keys of a cluster, such as `model`, `gpu`, `gpus`, `tp`, `max_running`; `history`; or
-            arguments of `heddle.comparison.compare.compare`.
+        **keys: Keys of a cluster, such as `model`, `gpu`, `gpus`, `tp`, `max_running`; `history`;
+            or arguments of `heddle.comparison.compare.compare`.
 
     Raises:
         ConfigError: a value that cannot be used.
@@ -105,14 +105,17 @@ def plan(
     Args:
         trace: A path, or a `RunConfig`.
         policies: Names or patterns to search among; None: all shipped ones.
-        gpus, gpu: Numbers and types of GPUs; of several, each is searched.
+        gpus: Numbers of GPUs; of several, each is searched.
+        gpu: Types of GPUs, likewise.
         regimes: Of an RL loop, as of `loop`, whose trainer has `loop.train_gpus` or what is best;
             without, a rollout is planned.
-        deadline_s, dollars: What a rollout may take.
+        deadline_s: What a rollout may take.
+        dollars: What it may cost.
         budget_s: Seconds of the search.
         jobs: Processes; None: as many as pay.
         out: Folder of the trace that is made of logs.
-        settings, keys: As of `compare`; `speculation` may be ``best``.
+        settings: As of `compare`.
+        **keys: As of `compare`; `speculation` may be ``best``.
 
     Raises:
         ConfigError: a value that cannot be used, or no cluster keeps the limits.
@@ -164,11 +167,14 @@ def loop(
         trace: A path.
         regimes: Names with parameters, such as ``areal:max_head_offpolicyness=1``, or one.
         policy: Of rollouts.
-        train_gpus, tps, slots: GPUs of the trainer, of all `gpus`, TP degrees and numbers of
-            running steps of an engine to try; None: the configuration's.
-        seeds, jobs: Runs of each regime, by default three, and processes.
+        train_gpus: GPUs of the trainer, of all `gpus`, to try; None: the configuration's.
+        tps: TP degrees to try, likewise.
+        slots: Numbers of running steps of an engine to try, likewise.
+        seeds: Runs of each regime; None: three.
+        jobs: Processes.
         out: Folder of the trace that is made of logs.
-        settings, keys: As of `compare`; `[loop]` is in `settings`, as ``{"loop.batches": 8}``.
+        settings: As of `compare`; `[loop]` is here, as ``{"loop.batches": 8}``.
+        **keys: As of `compare`.
 
     Raises:
         ConfigError: a value that cannot be used.

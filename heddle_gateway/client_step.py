@@ -94,6 +94,10 @@ class ClientStep:
     """Whether a client has the whole answer."""
     engine = ""
     """Of its last dispatch."""
+    submitted_s = 0.0
+    dispatched_s: float | None = None
+    """First dispatch; seconds of the event loop's clock, as `submitted_s`."""
+    dispatches = 0
 
     def __init__(
         self,
@@ -158,10 +162,6 @@ class ClientStep:
         """Whether it was ended before its end because no client waited for it."""
         self.abort_reason = ""
         """Why it ends as soon as its engine hands over its tokens; empty: it does not."""
-        self.submitted_s = 0.0
-        self.dispatched_s: float | None = None
-        """First dispatch; seconds of the event loop's clock, as `submitted_s`."""
-        self.dispatches = 0
         self.engine_deaths = self.deaths_in_prefill = 0
         self.revocations, self.revoked_from = 0, 0
         """Tokens from here on were reported and are void: their engine died."""
