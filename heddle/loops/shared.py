@@ -64,7 +64,8 @@ class SharedLoops(Tabled):
     @property
     def gain(self) -> Estimate:
         """GPU time of the same batches with GPUs for each loop, over that with the same GPUs."""
-        alone = [[run.mean_step_s for run in row.runs] for row in self.best]
+        # A loop whose runs take long has fewer.
+        alone = [[run.mean_step_s for run in row.runs[: len(self.runs)]] for row in self.best]
         return estimate(
             [
                 sum(own / shared for own, shared in zip(owns, run.step_s, strict=True))
