@@ -320,9 +320,14 @@ class HttpEngine(TokenEngine):
                     self._sample = sample
 
     async def _watch_silence(self) -> None:
+        now_s = self._loop.time()
         while True:
+            due_s = now_s + LOOK_S
             await asyncio.sleep(LOOK_S)
             now_s = self._loop.time()
+            if now_s - due_s > self._settings.silence_s / 2:
+                self._life.stood_still(now_s - due_s)
+                continue  # what came meanwhile is read before the next look
             silent = [step.request.prompt_tokens for step in self._here if not step.brought_s]
             expected_s = sum(self._prefill_s(self.spec, tokens) for tokens in silent)
             if why := self._life.hung(now_s, streams=bool(self._here), expected_s=expected_s):

@@ -62,6 +62,13 @@ class EngineLife:
         """A call was answered, whatever the answer was."""
         self._answered_s = now_s
 
+    def stood_still(self, seconds: float) -> None:
+        """This process read nothing for so long: that is no silence of the engine."""
+        self._brought_s += seconds
+        self._answered_s += seconds
+        self._moved_s += seconds
+        self._counted_s += seconds
+
     def health(self, status: int) -> bool:
         """`/health` was answered; return whether the engine is out."""
         self._bad_health = 0 if status == 200 else self._bad_health + 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -346,6 +347,22 @@ def test_a_step_that_a_later_one_overtakes_is_moved(why_not: str):
             assert made.recorder.reports == []
 
     in_virtual_time_too(main())
+
+
+def test_a_process_that_stood_still_holds_its_own_silence_against_no_engine():
+    async def main() -> None:
+        async with one(QUICK) as (made, server):
+            engine = await made.begin()
+            server.stall_after = 0
+            engine.start(request("on", ids("on", PROMPT), OUTPUT))
+            await until(lambda: streamed(server) == 1)
+            time.sleep(3 * QUICK.silence_s)
+            server.stall_after = None
+            end = await made.recorder.end_of("on")
+            assert list(end.output_ids) == alone(ids("on", PROMPT))
+            assert made.recorder.reports == []
+
+    run(main)
 
 
 def test_a_step_is_not_moved_where_there_is_no_other_engine():
