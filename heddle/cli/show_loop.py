@@ -31,12 +31,8 @@ def show_loop(result: LoopComparison, framework: str | None) -> None:
     if len(result.tried) > len(result.regimes):
         _tried(result)
     _regimes(result)
-    show_ranking(result.objective, [row.setup.label for row in result.ranking], EQUAL)
-    for row in result.regimes:
-        if row.staleness_reasons:
-            closed = f"{row.setup.label}: staleness {row.closed_staleness:.2f} in closed form, "
-            closed += f"{row.mean_staleness:.2f} simulated"
-            click.echo(f"{closed}: {'; '.join(row.staleness_reasons)}")
+    _busy(result)
+    _trained(result)
     _splits(result)
     draw_bars(
         "step in seconds; ### is its bound",
@@ -97,8 +93,7 @@ def _head(result: LoopComparison) -> None:
     )
     again = config.groups * config.batches > len(first.data.groups)
     click.echo(
-        f"batch    {config.groups} prompts x {config.samples} samples, {config.batches} steps; of "
-        "times only those once the regime's trajectories are under way (measured)"
+        f"batch    {config.groups} prompts x {config.samples} samples, {config.batches} steps"
         + ("; the trace begins again after its last prompt" if again else "")
     )
     if result.notes:
@@ -108,8 +103,8 @@ def _head(result: LoopComparison) -> None:
     if config.epoch_plan:
         _epochs(first)
     click.echo(
-        f"trainer  {config.train_backend}; times of training and weight updates are fitted on "
-        "published ones (docs/training-time.md)"
+        f"trainer  {config.train_backend}; training and weight updates take fitted times "
+        "(docs/training-time.md)"
     )
     click.echo(f"prices   {first.prices.text(first.gpus_by_class)}\n")
 
@@ -126,47 +121,74 @@ def _epochs(setup: LoopSetup) -> None:
 
 
 def _regimes(result: LoopComparison) -> None:
+    """What regimes are chosen by, and their ranking."""
     config, reference = result.tried[0].setup.config, result.regimes[0]
     rows = []
     for row in result.regimes:
         gpus = {} if config.colocated else {"train GPUs": str(row.setup.train_gpus)}
-        busy = {"reward busy": row.reward_busy, "env. busy": row.environment_busy}
+        gain = result.packing_gain(row)
+        packed = {"vs random": "-" if gain is None else f"{gain:.2f} x"}
         rows.append(
             {
                 **_setting(result, row, **gpus),
-                "measured": str(len(row.runs[0].step_s)),
                 "step_s": estimate_cell(row.step_s),
                 f"vs {reference.setup.label}": f"{reference.step_s.mean / row.step_s.mean:.2f} x",
-                **_packing(result, row),
-                "samples_per_s": f"{row.samples_per_s:.2f}",
+                **(packed if row.setup.config.epoch_plan else {}),
                 "at equal data": f"{row.equal_samples_per_s:.2f}",
                 **costs(row.cost_per_1k_samples, "/1k"),
+                "of bound": f"{row.bound_fraction:.2f}",
+            }
+        )
+    show_rows(rows)
+    show_ranking(result.objective, [row.setup.label for row in result.ranking], EQUAL)
+
+
+def _busy(result: LoopComparison) -> None:
+    """Throughput, and the shares of time and of tokens that were of use."""
+    click.echo("\nof the steps that are measured, once a regime's trajectories are under way:")
+    click.echo("samples a second, shares of time that are busy, shares of tokens\n")
+    rows = []
+    for row in result.regimes:
+        busy = {"reward busy": row.reward_busy, "env. busy": row.environment_busy}
+        rows.append(
+            {
+                "regime": row.setup.label,
+                "measured": str(len(row.runs[0].step_s)),
+                "samples_per_s": f"{row.samples_per_s:.2f}",
                 "rollout busy": f"{row.rollout_busy:.2f}",
                 "train busy": f"{row.train_busy:.2f}",
                 **{name: f"{share:.2f}" for name, share in busy.items() if share is not None},
-                "staleness": f"{row.mean_staleness:.2f}",
-                "closed form": f"{row.closed_staleness:.2f}",
-                "oldest": f"{max(row.staleness)}",
                 "wasted": f"{row.wasted_share:.3f}",
                 **({} if row.masked_share is None else {"masked": f"{row.masked_share:.3f}"}),
-                "length bias": f"{row.length_bias:.3f}",
-                "KS": f"{row.length_distance:.3f}",
-                "of bound": f"{row.bound_fraction:.2f}",
             }
         )
     show_rows(rows)
 
 
-def _packing(result: LoopComparison, row: RegimeResult) -> dict[str, str]:
-    """What packing gains, and what it does to batches; nothing where prompts are as they come."""
-    if not row.setup.config.epoch_plan:
-        return {}
-    gain, spread = result.packing_gain(row), row.reward_spread
-    return {
-        "vs random": "-" if gain is None else f"{gain:.2f} x",
-        "longest/mean": f"{row.longest_over_mean:.2f}",
-        **({} if spread is None else {"reward ±": f"{spread:.3f}"}),
-    }
+def _trained(result: LoopComparison) -> None:
+    """Age and lengths of what is trained, and why a staleness is not that of the closed form."""
+    click.echo("\nwhat is trained: staleness in versions; lengths against those that start\n")
+    rows = []
+    for row in result.regimes:
+        packed, spread = row.setup.config.epoch_plan, row.reward_spread
+        rows.append(
+            {
+                "regime": row.setup.label,
+                "staleness": f"{row.mean_staleness:.2f}",
+                "closed form": f"{row.closed_staleness:.2f}",
+                "oldest": f"{max(row.staleness)}",
+                "length bias": f"{row.length_bias:.3f}",
+                "KS": f"{row.length_distance:.3f}",
+                **({"longest/mean": f"{row.longest_over_mean:.2f}"} if packed else {}),
+                **({"reward ±": f"{spread:.3f}"} if packed and spread is not None else {}),
+            }
+        )
+    show_rows(rows)
+    for row in result.regimes:
+        if row.staleness_reasons:
+            closed = f"{row.setup.label}: staleness {row.closed_staleness:.2f} in closed form, "
+            closed += f"{row.mean_staleness:.2f} simulated"
+            click.echo(f"{closed}: {'; '.join(row.staleness_reasons)}")
 
 
 def _splits(result: LoopComparison) -> None:

@@ -44,9 +44,10 @@ def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
     names = ("sync", "areal:max_head_offpolicyness=1")
     mine = [row for row in rows if row and row[0] in names]
     assert [row[:3] for row in mine[:2]] == [[name, "4", "2"] for name in names]
-    table, splits, bars = mine[:2], mine[2:4], mine[4:]
+    table, busy, trained, splits, bars = (mine[at : at + 2] for at in range(0, 10, 2))
+    assert [len(row) for row in (*busy, *trained)] == [6] * 4
     for row, split, bar in zip(table, splits, bars, strict=True):
-        step_s = float(row[4])
+        step_s = float(row[3])
         assert sum(map(float, split[1:])) == pytest.approx(step_s, abs=0.25)
         assert float(bar[2]) == step_s
         assert set(bar[1]) <= set("#-")
@@ -54,6 +55,9 @@ def test_a_row_for_each_regime(heddle: Heddle, prompts: str):
         assert of_bound == pytest.approx(float(row[-1]), abs=0.05)
     longest = max(bars, key=lambda bar: float(bar[2]))
     assert len(longest[1]) == 60
+    tables = [line for line in shown.output.splitlines() if line.startswith((*names, "regime "))]
+    widest = max(len(line) for line in tables if not re.search(r": staleness|#", line))
+    assert widest - max(map(len, names)) <= 80
 
 
 def test_the_two_best_settings_run_under_three_seeds(heddle: Heddle, prompts: str):
