@@ -98,6 +98,7 @@ def test_each_tool_runs_the_whole_load_in_turn(tmp_path: Path, scripts):
     assert names == ["heddle verl", "AISimulate", "Vidur"]
 
 
+@pytest.mark.soak
 def test_a_peer_that_leaves_steps_out_is_no_comparison(tmp_path: Path, scripts):
     done = run("--aisimulate", stub(tmp_path / "bin", lost=3), *SMALL)
     steps = sum(len(script.steps) for script in scripts)

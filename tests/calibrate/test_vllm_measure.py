@@ -27,6 +27,7 @@ ENGINES = ("--engine", "vllm", "--max-running", "4", "--set", "profile.max_conte
            "runtime.kv_mib=64", "--set", "profile.sweep=quick")  # fmt: skip
 
 
+@pytest.mark.soak
 def test_a_sweep_of_real_engines_makes_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_fine_tuned_model_answers_with_rising_quantiles(model):
     assert (quantiles >= 1.0).all()
 
 
+@pytest.mark.soak
 def test_what_is_read_decides_the_answer(model, tmp_path: Path):
     """Other words in the context, other estimates: the base is not there for show."""
     fitted, held = model

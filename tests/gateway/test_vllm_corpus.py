@@ -29,21 +29,22 @@ PART = 0.35
 """Of the requests of each group, so that engines answer for minutes and not for a quarter hour."""
 SEED = 0
 LEAST = 320
-"""Requests of the groups that CI asks, at least."""
-ALWAYS = ("main", "hermes")
-"""Groups that CI asks; each further one starts two engines of its own, for `make soak`."""
+"""Requests that `make soak` asks, at least."""
+PARTS = [
+    pytest.param("main", PART / 3, id="main, a third"),
+    *(pytest.param(name, PART, marks=pytest.mark.soak, id=name) for name in GROUPS),
+]
+"""Groups and shares: each group starts two engines of its own."""
 
 
 @pytest.mark.xdist_group(VLLM_GROUP)
 @pytest.mark.skipif(bool(lacking()), reason=lacking())
-@pytest.mark.parametrize(
-    "name", [n if n in ALWAYS else pytest.param(n, marks=pytest.mark.soak) for n in GROUPS]
-)
-def test_the_gateway_answers_as_vllm_does(name: str, tmp_path: Path):
+@pytest.mark.parametrize(("name", "share_asked"), PARTS)
+def test_the_gateway_answers_as_vllm_does(name: str, share_asked: float, tmp_path: Path):
     group = GROUPS[name]
     if group.lacks:
         pytest.skip(f"{group.lacks} is not installed")
-    requests = part(group.requests(SEED), PART, seed=SEED)
+    requests = part(group.requests(SEED), share_asked, seed=SEED)
     with gateway_before(group, tmp_path) as (reference, other):
         outcome = compare_servers(name, requests, reference=reference, other=other)
     for each in outcome.unequal:
@@ -60,7 +61,7 @@ def test_the_corpus_has_each_request_once_and_is_the_same_each_time():
         requests = group.requests(SEED)
         assert requests == group.requests(SEED)
         assert len({(each.area, each.name) for each in requests}) == len(requests)
-        total += len(requests) * (name in ALWAYS)
+        total += len(requests)
         some = part(requests, PART, seed=SEED)
         assert some == part(requests, PART, seed=SEED)
         assert len(some) == round(PART * len(requests))

@@ -11,7 +11,7 @@ from heddle_runtime.vllm.engine import VllmEngine
 from tests.rollout.contract import Bench, grown, ids, request, until
 from tests.runtime.vllm_bench import needs_vllm, vllm_bench
 
-pytestmark = needs_vllm
+pytestmark = [*needs_vllm, pytest.mark.soak]
 
 DRAFTS, OUTPUT = 3, 120
 

@@ -246,7 +246,11 @@ def test_what_is_kept_for_a_pull_is_let_go_when_the_trajectory_goes_on_there(ben
 
 
 @pytest.mark.parametrize(
-    ("how", "says"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "it has hung")]
+    ("how", "says"),
+    [
+        (signal.SIGKILL, "killed by SIGKILL"),
+        pytest.param(signal.SIGSTOP, "it has hung", marks=pytest.mark.soak),
+    ],
 )
 def test_an_engine_that_is_killed_or_stopped_loses_no_reported_token(bench, how, says):
     async def main() -> None:
@@ -272,6 +276,7 @@ def test_an_engine_that_is_killed_or_stopped_loses_no_reported_token(bench, how,
     bench.run(main())
 
 
+@pytest.mark.soak
 @needs_nixl
 def test_a_source_that_dies_before_the_pull_costs_a_prefill(bench):
     async def main() -> None:
@@ -290,6 +295,7 @@ def test_a_source_that_dies_before_the_pull_costs_a_prefill(bench):
     bench.run(main())
 
 
+@pytest.mark.soak
 @needs_nixl
 def test_moved_between_tp_1_and_tp_2_and_back(bench):
     """Then one of the wide engine's processes dies: the engine has failed, and nothing is left."""

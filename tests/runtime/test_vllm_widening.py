@@ -224,6 +224,7 @@ def check_books(run: Run) -> None:
     assert replay(run).divergence is None
 
 
+@pytest.mark.soak
 def test_two_engines_become_one_of_tp_2_in_mid_rollout(
     rollouts: Rollouts, undisturbed: dict[str, list[int]]
 ) -> None:

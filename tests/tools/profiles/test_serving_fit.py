@@ -318,6 +318,7 @@ def published() -> FittedServing:
     return fit_rows(TABLES, shipped_profiles(), from_scratch=True)
 
 
+@pytest.mark.soak
 @needs_rows
 def test_published_runs_are_predicted(published: FittedServing) -> None:
     assert median_of_groups(published.seen, "vllm") < 4.0
@@ -325,6 +326,7 @@ def test_published_runs_are_predicted(published: FittedServing) -> None:
     assert len([run for run in published.seen.runs if run.row.engine == "vllm"]) > 600
 
 
+@pytest.mark.soak
 @needs_rows
 def test_less_is_known_of_a_model_or_engine_version_that_no_fit_has_seen(
     published: FittedServing,
@@ -349,6 +351,7 @@ WITH_RELATIVES = ("gpt-oss-120b h200", "llama-3.1-70b-fp8 b200", "llama-3.1-70b-
         "minimax-m2.5-nvfp4 b200", "qwen3-32b h100")  # fmt: skip
 
 
+@pytest.mark.soak
 @needs_rows
 @pytest.mark.parametrize("part", WITH_RELATIVES)
 def test_models_and_classes_are_predicted_without_their_group(
@@ -363,6 +366,7 @@ def test_models_and_classes_are_predicted_without_their_group(
     assert seen.ttft < 25.0
 
 
+@pytest.mark.soak
 @needs_rows
 def test_shipped_profiles_predict_published_runs() -> None:
     report = predict_rows(TABLES, shipped_profiles())
