@@ -82,9 +82,7 @@ def test_steps_that_wait_in_an_engine_are_waited_for():
     held(AnswersCase(seed=6, engines=2, clients=64, max_running=8, iteration_s=0.2, policy="verl"))
 
 
-@pytest.mark.parametrize(
-    "number", [*range(4), *(pytest.param(n, marks=pytest.mark.soak) for n in range(4, 8))]
-)
+@pytest.mark.parametrize("number", some(range(8), 4))
 def test_the_first_cases_of_the_campaign_hold(number: int):
     case = numbered(Answers(), SEED, number)
     held(msgspec.structs.replace(case, clients=min(case.clients, 40)))

@@ -24,6 +24,7 @@ from tests.golden.record_answers import (
     table,
     translated,
 )
+from tests.in_turn import some
 
 COMMANDS = commands()
 RUN = [c for c in COMMANDS if not c.notebook]
@@ -55,11 +56,12 @@ def test_a_quick_command_answers_as_before(command: Command) -> None:
     same(command)
 
 
-SLOW = [pytest.param(c, marks=(pytest.mark.soak,) if c.soak else ()) for c in RUN if not c.fast]
+MANY = some([c for c in RUN if not (c.fast or c.soak)], 2)
+LONG = [pytest.param(c, marks=pytest.mark.soak) for c in RUN if c.soak]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", SLOW, ids=lambda c: c.name)
+@pytest.mark.parametrize("command", [*MANY, *LONG], ids=lambda c: c.name)
 def test_a_command_answers_as_before(command: Command) -> None:
     same(command)
 

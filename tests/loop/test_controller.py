@@ -80,7 +80,7 @@ def any_regime(random_: random.Random) -> Regime:
             continue
 
 
-@pytest.mark.parametrize("part", some(range(PARTS), 2))
+@pytest.mark.parametrize("part", some(range(PARTS), PARTS))
 def test_any_regime_trains_every_batch_of_complete_groups_within_its_bound(part: int):
     for seed in range(part, LOOPS, PARTS):
         random_ = random.Random(seed)

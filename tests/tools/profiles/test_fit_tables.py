@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.soak
 def test_the_fit_gives_the_shipped_files() -> None:
     def close(a: object, b: object) -> bool:
         match a, b:
