@@ -28,7 +28,9 @@ def build() -> None:
     os.chdir(ROOT)
     sources = [str(source(name).relative_to(ROOT)) for name in MODULES]
     with tempfile.TemporaryDirectory() as folder:
-        extensions = mypycify(sources, opt_level="3", group_name=GROUP, target_dir=folder)
+        # A cache of its own: mypy may check the same tree meanwhile.
+        options = ["--cache-dir=.mypy_cache/compiled", *sources]
+        extensions = mypycify(options, opt_level="3", group_name=GROUP, target_dir=folder)
         distribution = Distribution({"name": "heddle", "ext_modules": extensions})
         command = distribution.get_command_obj("build_ext")
         command.inplace = True
