@@ -56,7 +56,7 @@ SWEPT: Final = (*ROLLOUT_SWEPT, *LOOP_SWEPT)
     "--budget-s",
     type=float,
     default=None,
-    help="Seconds to search, judging not counted [none]",
+    help="Seconds to search and to judge [none]",
 )
 @click.option(
     "--export",

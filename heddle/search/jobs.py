@@ -56,6 +56,8 @@ def _makespan_s(
 ) -> tuple[float, float, int]:
     """One simulation of a race, as a job of an executor; see `Race`."""
     began_s = time.perf_counter()
+    if time.monotonic() > job.ends_s:
+        return CUT, 0.0, 0
     workspace, config, share = shared
     candidate, draw = job.candidate, job.draw
     if draw.half == "whole":

@@ -30,6 +30,7 @@ from heddle.search.race import (
     LAST,
     NEAR,
     NEVER,
+    SEARCHED,
     WIDE,
     OnRound,
     Race,
@@ -60,8 +61,6 @@ PACKED: Final = "sorted"
 """Order of the prompts of an epoch that is tried beside a random one."""
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
-SEARCHED: Final = 0.5
-"""Share of the time for the rounds; the rest is for judging."""
 JUDGED: Final = 4
 """Regimes that are judged, beside the two best candidates and the first policy's."""
 
@@ -112,7 +111,7 @@ def search_loops(
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     comes = [each for each in first if _as_it_comes(each, config)][:1]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
-    race.ends_s = None if budget_s is None else began_s + budget_s
+    race.judge_until(None if budget_s is None else began_s + budget_s)
     draws = _judge(race, found, list(compared), comes)
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))
@@ -301,12 +300,13 @@ class _Loops:
 def _judge(race: Race, found: _Loops, compared: Sequence[Variant], comes: list[Variant]) -> int:
     """Run what is compared on prompts that the search has not seen; return the number of draws.
 
-    The best and the first policy's come first. Without time for any, the best has its own trace.
+    The best and the first policy's come first, after a signal alone. Without time for any, the best
+    has its own trace.
     """
     best, *_ = compared
     own_s = found.row(best).step_s.mean
-    for judged in ([best, *comes], compared):
-        race.run(judged, range(race.draws), half="judge")
+    race.run([best, *comes], range(race.draws), half="judge", always=race.stopped)
+    race.run(compared, range(race.draws), half="judge")
     draws = race.keep_ended(best)
     if not draws:
         race.made["judge"] = {best: {0: own_s}}

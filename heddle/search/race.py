@@ -42,6 +42,8 @@ SAME: Final = 0.01
 """A candidate that is this near to the best is as good: other prompts differ by more."""
 TIE: Final = 0.03
 """One that is this near ties with the best where draws do not tell them apart."""
+SEARCHED: Final = 0.5
+"""Share of the time for the rounds; the rest is for judging."""
 NEVER: Final = float("inf")
 CUT: Final = -1.0
 """Time of a simulation that the end of the race's time has stopped: it says nothing."""
@@ -93,6 +95,8 @@ class Race:
         self.ends_s = None if budget_s is None else time.monotonic() + budget_s
         """When the time is spent, of `time.monotonic`; None: never."""
         self._on_round = on_round
+        self.stopped = False
+        """Whether a signal ended the rounds."""
         self.simulations = 0
         self.made: dict[Half, dict[Variant, dict[int, float]]] = {
             "search": defaultdict(dict),
@@ -129,7 +133,12 @@ class Race:
 
     def stop(self) -> None:
         """Spend the time: nothing begins from now on but what must."""
-        self.ends_s = time.monotonic()
+        self.ends_s, self.stopped = time.monotonic(), True
+
+    def judge_until(self, ends_s: float | None) -> None:
+        """The rounds are over: judging has the rest of the time, and none after a signal."""
+        if not self.stopped:
+            self.ends_s = ends_s
 
     def keep_ended(self, best: Variant) -> int:
         """Forget judged draws without the best, and candidates without one of the others.

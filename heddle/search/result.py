@@ -21,6 +21,7 @@ from heddle.search.race import (
     LAST,
     NEAR,
     NEVER,
+    SEARCHED,
     OnRound,
     Race,
     drafted,
@@ -141,7 +142,8 @@ def search(
     Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
     that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
     ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
-    prefill. When `budget_s` is spent, or at a signal with `keeps_best`, the best so far is judged.
+    prefill. When `SEARCHED` of `budget_s` is spent, or at a signal with `keeps_best`, the best so
+    far is judged, and the others while there is time.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -159,7 +161,8 @@ def search(
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
     candidates = settings.variants(config, names, shared)
-    race_with = partial(race_of, config, shared, jobs=jobs, budget_s=budget_s, on_round=on_round)
+    rounds_s = None if budget_s is None else SEARCHED * budget_s
+    race_with = partial(race_of, config, shared, jobs=jobs, budget_s=rounds_s, on_round=on_round)
     race, share = race_with(), share_of(config, candidates, shared)
     small = race if share == 1 else race_with(share=share)
     small.simplicity = race.simplicity = cache(partial(simplicity, config, shared))
@@ -167,8 +170,12 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
-    compared = dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own])
-    race.run(compared, range(race.draws), half="judge", always=True)
+    compared = list(dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own]))
+    race.judge_until(None if budget_s is None else began_s + budget_s)
+    race.run([compared[0], *own], range(race.draws), half="judge", always=True)
+    race.run(compared, range(race.draws), half="judge")
+    race.keep_ended(compared[0])
+    compared = [each for each in compared if each in race.made["judge"]]
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}

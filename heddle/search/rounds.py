@@ -55,7 +55,7 @@ def all_rounds(
         find_settings()
     else:
         if not small.completes(find_settings, keeps_best=keeps_best):
-            race.stop()
+            race.ends_s, race.stopped = small.ends_s, small.stopped
         small.slots, race.slots = SLOTS_KEPT, 1
         best, *others = [*small.near(NEAR, FINALISTS), *of_policies(small)]
         race.wall_s |= small.wall_s

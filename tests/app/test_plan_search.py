@@ -257,11 +257,13 @@ def test_a_simpler_candidate_is_near_the_next_best_not_slower(found: SearchResul
 
 
 def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Heddle):
-    assert "Seconds to search, judging not counted" in heddle("plan", "--help").stdout
+    assert "Seconds to search and to judge" in heddle("plan", "--help").stdout
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
     assert len(found.best.times) == found.draws
+    # Of what was not judged nothing is said, and whoever comes first is always judged.
+    assert {each.candidate.policy for each in found.judged} == {"verl"}
 
 
 def test_an_interrupted_search_judges_what_it_has(
@@ -277,7 +279,7 @@ def test_an_interrupted_search_judges_what_it_has(
 
     monkeypatch.setattr(Race, "run", interrupted)
     found = search(config, policies=("verl", "slime"), prices=prices_of({}, ["h100"]))
-    assert rounds == ["search", "search", "search", "judge"]
+    assert rounds == ["search", "search", "search", "judge", "judge"]
     assert not found.complete
     assert "Run " in verdict(answer_of_search(found))
 
