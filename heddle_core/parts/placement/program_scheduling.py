@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.estimate.tool_times import RecentDurations
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
@@ -40,6 +42,7 @@ class Space:
     """Steps of the backlog that are bound to it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgramScheduling(OneByOne):
     """Program scheduling of vllm-router 0.1.17, with its defaults and `global_queue`.
 

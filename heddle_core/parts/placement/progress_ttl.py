@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.growth_reserve import GrowthReserve, speedup
@@ -22,6 +24,7 @@ class _Progress:
     yielded: bool = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgressTtl(ProgramScheduling):
     """`ProgramScheduling` with the rest of Progress-TTL: defaults of vllm-router 0.1.17.
 
