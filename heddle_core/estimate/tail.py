@@ -123,7 +123,7 @@ class TailModel:
         load = np.bincount(self.homes + 1, share, len(self._row) + 1)[1:]
         solo = self._solo[self._row, i]
         ends: FloatArray = solo + (solo - self.work.tool_s[i]) * load
-        restore_s = self._restore[self._row, i]
+        restore_s: FloatArray = self._restore[self._row, i]
         if self._origins[i] >= 0:
             restore_s[self._origins[i]] = 0.0
         return ends + restore_s
