@@ -20,12 +20,12 @@ from heddle.config_error import ConfigError, require
 from heddle.config_files import ConfigSource, option_value, resolve
 from heddle.planning.limits import RolloutLimits
 from heddle.raw_logs import log_format
-from heddle.search.clusters import SearchedClusters, search_clusters
 from heddle.search.policies import is_pattern, matching
 from heddle.search.tuned import choices
 
 if TYPE_CHECKING:
     from heddle.loops.result import LoopComparison
+    from heddle.search.clusters import SearchedClusters
 
 Source: TypeAlias = str | Path | RunConfig
 Numbers: TypeAlias = Choice | int
@@ -99,7 +99,7 @@ def plan(
     out: str | Path = "runs",
     settings: Mapping[str, Any] | None = None,
     **keys: Any,
-) -> SearchedClusters:
+) -> "SearchedClusters":
     """Search what to run, as `heddle plan` does.
 
     Args:
@@ -123,6 +123,7 @@ def plan(
     """
     speculation, keys = _speculation(keys)
     from heddle.loops.own_regimes import regime_names
+    from heddle.search.clusters import search_clusters
 
     counts = [gpus] if isinstance(gpus, int) else gpus
     types = [gpu] if isinstance(gpu, str) else gpu

@@ -31,6 +31,8 @@ ALIGNMENT = 8
 
 PRELOADED = ("heddle.simulation", "heddle.search.jobs")
 """Modules that the server of `_context` imports for all processes that it forks."""
+OF_LOOPS = "heddle.loops.comparison"
+"""Another, where this process has imported it."""
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -224,7 +226,7 @@ def _context() -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    context.set_forkserver_preload([*PRELOADED, *({OF_LOOPS} & sys.modules.keys())])
     return context
 
 

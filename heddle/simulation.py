@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
@@ -21,9 +21,11 @@ from heddle_core.events import Event, TrajectoryFinished
 from heddle_core.journal import Sink
 from heddle_core.parts.planner import GivenEngines
 from heddle_rollout.core import RecordedCore
-from heddle_runtime.clock import Lateness
-from heddle_runtime.cpu_load import CpuLoad
 from heddle_sim.rollout import simulate_rollout
+
+if TYPE_CHECKING:
+    from heddle_runtime.clock import Lateness
+    from heddle_runtime.cpu_load import CpuLoad
 
 RUN_KEYS = (
     "makespan_s",
@@ -133,8 +135,8 @@ class OpenedRun:
 
     def finished(
         self,
-        lateness: Lateness | None = None,
-        load: CpuLoad | None = None,
+        lateness: "Lateness | None" = None,
+        load: "CpuLoad | None" = None,
         *,
         gpu_s: Mapping[str, float] | None = None,
     ) -> RunResult:

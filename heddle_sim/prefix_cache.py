@@ -86,7 +86,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all blocks, and forget which contexts are siblings."""
         for context in list(self.contexts.values()):
-            context.blocks, context.shared_prompt = 0, None
+            context.blocks, context.shared_prompt, context.holds_prompt = 0, None, False
             self.forget_if_empty(context)
         self._freed.clear()
         self.blocks = 0
@@ -116,16 +116,18 @@ class GroupPrompts:
             prompt = self._groups.get(request.group)
             if prompt is None:
                 if shared_tokens == 0:
-                    prompt = self._groups[request.group] = SharedPrompt(request.prompt_tokens)
-                    prompt.members[context] = None
-                    context.shared_prompt = prompt
+                    self._groups[request.group] = SharedPrompt(request.prompt_tokens, context)
                 return None
             context.shared_prompt = prompt
         tokens = prompt.prompt_tokens
         if shared_tokens < tokens and (shared_tokens or request.prompt_tokens != tokens):
-            prompt.members.pop(context, None)
+            if context.holds_prompt:
+                prompt.members.remove(context)
+                context.holds_prompt = False
             return None
-        prompt.members[context] = None
+        if not context.holds_prompt:
+            prompt.members.append(context)
+            context.holds_prompt = True
         return prompt
 
     def clear(self) -> None:

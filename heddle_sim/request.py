@@ -21,16 +21,17 @@ class SharedPrompt:
 
     __slots__ = ("members", "prompt_tokens")
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, first: "Context") -> None:
         self.prompt_tokens = prompt_tokens
-        self.members: dict[Context, None] = {}
-        """Contexts that may hold it."""
+        self.members = [first]
+        """Contexts that may hold it: their `holds_prompt` is true."""
+        first.shared_prompt, first.holds_prompt = self, True
 
 
 class Context:
     """What one engine has of one trajectory: cached KV, and its step."""
 
-    __slots__ = ("blocks", "kept", "request", "shared_prompt", "trajectory", "uses")
+    __slots__ = ("blocks", "holds_prompt", "kept", "request", "shared_prompt", "trajectory", "uses")
 
     def __init__(self, trajectory: TrajectoryId) -> None:
         self.trajectory = trajectory
@@ -42,6 +43,7 @@ class Context:
         """Times that blocks were put into the prefix cache."""
         self.shared_prompt: SharedPrompt | None = None
         """Its group's, once a step of it was looked up there."""
+        self.holds_prompt = False
         self.request: Request | None = None
         """Its step, from dispatch to end."""
 

@@ -6,10 +6,11 @@ take longer than those of a sweep without them, and no profile can tell by how m
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from heddle_runtime.clock import Lateness
-from heddle_runtime.cpu_load import CpuLoad
+if TYPE_CHECKING:
+    from heddle_runtime.clock import Lateness
+    from heddle_runtime.cpu_load import CpuLoad
 
 NOTED = 0.01
 """Share of the makespan above which a run is reported as late."""
@@ -18,7 +19,7 @@ INVALID = 0.05
 
 
 def lateness_figures(
-    lateness: Lateness, makespan_s: float, trajectories: int
+    lateness: "Lateness", makespan_s: float, trajectories: int
 ) -> dict[str, float | bool]:
     """Return what a summary says of the clock.
 
@@ -58,7 +59,7 @@ BUSY = 0.1
 """Share of the CPUs' time above which a run is reported as one beside other work."""
 
 
-def load_figures(load: CpuLoad | None) -> dict[str, float | int]:
+def load_figures(load: "CpuLoad | None") -> dict[str, float | int]:
     """Return what a summary says of other processes; nothing without a measurement."""
     if load is None:
         return {}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -36,7 +36,9 @@ from heddle.runs.tables import MEASURED
 from heddle.runs.written_files import check_hashes, check_sizes, list_files
 from heddle_core.journal import Entry, Sink
 from heddle_core.policy import PolicyContext
-from heddle_runtime.clock import Lateness
+
+if TYPE_CHECKING:
+    from heddle_runtime.clock import Lateness
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
 
@@ -157,7 +159,7 @@ class RunDirectory:
         solo_tpot: SoloTpot | None = None,
         notes: Mapping[str, Any] | None = None,
         cost: Callable[[float], RunCost] | None = None,
-        lateness: Lateness | None = None,
+        lateness: "Lateness | None" = None,
     ) -> Measured:
         """Close the run as finished: the journal's footer, tables and summary.
 

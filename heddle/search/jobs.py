@@ -2,20 +2,20 @@
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from heddle.comparison.tuning import with_policy
 from heddle.config import RunConfig
 from heddle.executor import Report
-from heddle.loops.comparison import run_loop
-from heddle.loops.config import LoopConfig
-from heddle.loops.setup import prepare_loop
-from heddle.loops.splits import on_loop
 from heddle.search.draws import drawn
 from heddle.search.makespan import simulated
 from heddle.search.race import CUT, FEWEST, MOST, NEVER, TRAJECTORIES, Job, OnRound, Race
 from heddle.setup import Workspace, prepare
 from heddle.workload import Workload
 from heddle_core.events import Trained
+
+if TYPE_CHECKING:
+    from heddle.loops.config import LoopConfig
 
 
 class PassedError(Exception):
@@ -74,7 +74,7 @@ def _makespan_s(
 
 
 def batch_s(
-    shared: tuple[Workspace, LoopConfig, int, Workload],
+    shared: "tuple[Workspace, LoopConfig, int, Workload]",
     job: Job,
     report: Report | None,
 ) -> tuple[float, float, int]:
@@ -83,6 +83,11 @@ def batch_s(
     It is stopped where the measured batches take longer than the job allows all of them, and where
     the time of the race is spent.
     """
+    # Here, since a search of rollouts needs none of them, and imports take a tenth of a second.
+    from heddle.loops.comparison import run_loop
+    from heddle.loops.setup import prepare_loop
+    from heddle.loops.splits import on_loop
+
     began_s = time.perf_counter()
 
     def is_over() -> bool:

@@ -89,7 +89,7 @@ class TailModel:
         self._solo_here = self._solo[self._rows, self._all]
         self._own_here = self._own[self._rows, self._all]
         self.ends = np.zeros(len(work))
-        for engine in range(len(shapes)):
+        for engine in np.unique(homes[homes >= 0]).tolist():
             self._end_at_home(engine)
 
     def end_s(self) -> float:
@@ -98,9 +98,7 @@ class TailModel:
 
     def _end_at_home(self, engine: int) -> None:
         """Set the ends of those whose home it is: `ends_at` of each, to the digit."""
-        own = np.flatnonzero(self.homes == engine)
-        if not len(own):
-            return
+        own = (self.homes == engine).nonzero()[0]
         row = self._row[engine]
         solo = self._solo[row, own]
         shares = self._own[row, own] / np.maximum(solo[:, None], solo)
@@ -112,24 +110,35 @@ class TailModel:
 
     def ends_at(self, i: int) -> FloatArray:
         """Estimated end of `i` on each engine, others where they are."""
-        share = self._own_here / np.maximum(self._solo[:, i][self._rows], self._solo_here)
+        return self._ends_at(i, self._longer_s(i))
+
+    def _longer_s(self, i: int) -> FloatArray:
+        """Of `i` where each trajectory is and that one itself, the longer time alone."""
+        longer_s: FloatArray = np.maximum(self._solo_here, self._solo[:, i][self._rows])
+        return longer_s
+
+    def _ends_at(self, i: int, longer_s: FloatArray) -> FloatArray:
+        share = self._own_here / longer_s
         share[i] = 0.0
         load = np.bincount(self.homes + 1, share, len(self._row) + 1)[1:]
         solo = self._solo[self._row, i]
         ends: FloatArray = solo + (solo - self.work.tool_s[i]) * load
-        away = np.arange(len(ends)) != self._origins[i]
-        return ends + np.where(away, self._restore[self._row, i], 0.0)
+        restore_s: FloatArray = self._restore[self._row, i]
+        if self._origins[i] >= 0:
+            restore_s[self._origins[i]] = 0.0
+        return ends + restore_s
 
     def move(self, i: int, engine: int) -> None:
         """Give `i` the home `engine`."""
-        delays = self._delays(i)
+        longer_s = self._longer_s(i)
+        delays = self._delays(i, longer_s)
         if self.homes[i] >= 0:
             self.ends -= np.where(self.homes == self.homes[i], delays, 0.0)
         self.ends += np.where(self.homes == engine, delays, 0.0)
         self.homes[i] = engine
         self._rows[i] = row = self._row[engine]
         self._solo_here[i], self._own_here[i] = self._solo[row, i], self._own[row, i]
-        self.ends[i] = self.ends_at(i)[engine]
+        self.ends[i] = self._ends_at(i, longer_s)[engine]
 
     def assign_unplaced(self) -> None:
         """Give each trajectory without a home the engine where it ends earliest, longest first."""
@@ -181,11 +190,10 @@ class TailModel:
             tool_s=tool_s * left,
         )
 
-    def _delays(self, i: int) -> FloatArray:
+    def _delays(self, i: int, longer_s: FloatArray) -> FloatArray:
         """By how much `i` delays each other trajectory, if their homes are or were the same."""
-        both = np.maximum(self._solo_here, self._solo[:, i][self._rows])
         alone_s = self._solo_here - self.work.tool_s
-        delays: FloatArray = alone_s * self._own[:, i][self._rows] / both
+        delays: FloatArray = alone_s * self._own[:, i][self._rows] / longer_s
         delays[i] = 0.0
         return delays
 
@@ -204,11 +212,12 @@ class TailModel:
         """Move `i` to where the norm of all ends is least, if that gains enough."""
         home = int(self.homes[i])
         powers, total = held.powers, held.total
-        delays = self._delays(i)
-        left = np.flatnonzero(self.homes == home)
+        longer_s = self._longer_s(i)
+        delays = self._delays(i, longer_s)
+        left = (self.homes == home).nonzero()[0]
         relief = float((powers[left] - (self.ends[left] - delays[left]) ** _NORM).sum())
         change = np.bincount(self.homes, (self.ends + delays) ** _NORM - powers, len(self._row))
-        change += self.ends_at(i) ** _NORM - powers[i] - relief
+        change += self._ends_at(i, longer_s) ** _NORM - powers[i] - relief
         change[(held.kv + self._kv[i] > self._kv_capacity) | held.full] = np.inf
         change[home] = 0.0
         best = int(change.argmin())

@@ -428,6 +428,8 @@ def test_import_heddle_offers_its_names_and_costs_nothing():
     check = (
         "import sys, heddle\n"
         "assert 'numpy' not in sys.modules\n"
+        "assert heddle.compare and heddle.simulate\n"
+        "assert not {'asyncio', 'heddle.loops.comparison'} & set(sys.modules)\n"
         "import heddle.cli.replay, heddle.cli.plan, heddle.cli.run, heddle.runs.replay\n"
         "verbs = ('compare', 'simulate', 'plan', 'run', 'replay')\n"
         "assert all(callable(getattr(heddle, verb)) for verb in verbs)\n"

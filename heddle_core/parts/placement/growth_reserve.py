@@ -31,7 +31,7 @@ class GrowthReserve:
         grown = [tokens for tokens, _, _ in self.steps if tokens]
         self.growth = sum(grown) / max(len(grown), 1)
         mean_rounds = sum([rounds for _, rounds, _ in self.steps]) / n
-        self.rounds = min(max(math.ceil(2.0 * mean_rounds), 1), max_rounds)
+        self.rounds = float(min(max(math.ceil(2.0 * mean_rounds), 1), max_rounds))
         self.decode_s = sum([decode_s for _, _, decode_s in self.steps]) / n
 
     def prefills_more(self, free: float, free_with: float) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from heddle_core.events import StepFinished
 from heddle_core.ids import EngineId, GroupId, TrajectoryId
@@ -41,6 +42,7 @@ class _Load:
     """When the last prefill that is over ended, by the estimate."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillAndHeld(OneByOne):
     """The linear cost of Dynamo's KV router (1.2 to 1.6), with its defaults.
 

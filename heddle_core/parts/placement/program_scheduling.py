@@ -1,8 +1,10 @@
 """Program scheduling of vllm-router: admission by KV, a backlog, and a time-to-live in tools."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from heddle_core.estimate.tool_times import RecentDurations
 from heddle_core.events import ToolReturned
@@ -35,11 +37,12 @@ class Space:
     """What the active trajectories of an engine leave."""
 
     tokens: float
-    active: int = 0
+    active: dict[TrajectoryId, None] = field(default_factory=dict)
     waiting: int = 0
     """Steps of the backlog that are bound to it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgramScheduling(OneByOne):
     """Program scheduling of vllm-router 0.1.17, with its defaults and `global_queue`.
 
@@ -91,6 +94,8 @@ class ProgramScheduling(OneByOne):
         self._bind = ConsistentHash(160)
         self._members: dict[TrajectoryId, Member] = {}
         self._spaces: dict[EngineId, Space] = {}
+        self._engines: list[EngineView] = []
+        """Those of `_spaces`."""
         self._calls = RecentDurations()
         self._next_review_s: float | None = None
 
@@ -108,7 +113,7 @@ class ProgramScheduling(OneByOne):
         """Return the engine of an active trajectory or of one that is admitted at once."""
         if self._next_review_s is None:
             self._next_review_s = view.now_s + self.review_s
-        if list(self._spaces) != [e.id for e in view.engines]:
+        if self._engines != list(view.engines):
             self._count(view)
         member = self._members.get(t.id)
         if member is None or not view.engine(member.engine).accepting:
@@ -145,7 +150,7 @@ class ProgramScheduling(OneByOne):
         space = self._spaces[member.engine]
         if member.active:
             space.tokens += self._need(t)
-            space.active -= 1
+            space.active.pop(t.id, None)
         elif member.waits_since_s is not None:
             space.waiting -= 1
 
@@ -213,21 +218,21 @@ class ProgramScheduling(OneByOne):
     def _takes_one_more(self, engine: EngineView) -> bool:
         """Whether it may have one more active trajectory, if its KV holds that."""
         free = engine.in_flight <= engine.running_steps
-        return free and self._spaces[engine.id].active < self._max_active
+        return free and len(self._spaces[engine.id].active) < self._max_active
 
     def _admit(self, t: TrajectoryView, member: Member, space: Space) -> EngineId:
         if member.waits_since_s is not None:
             space.waiting -= 1
         member.active, member.waits_since_s = True, None
         space.tokens -= self._need(t)
-        space.active += 1
+        space.active[t.id] = None
         return member.engine
 
     def _pause(self, t: TrajectoryView, member: Member) -> None:
         space = self._spaces.get(member.engine)
         if member.active and space is not None:
             space.tokens += self._need(t)
-            space.active -= 1
+            space.active.pop(t.id, None)
         member.active = False
 
     def _count(self, view: View) -> None:
@@ -243,10 +248,10 @@ class ProgramScheduling(OneByOne):
                 continue
             if member.active:
                 space.tokens -= self._need(t)
-                space.active += 1
+                space.active[name] = None
             elif member.waits_since_s is not None:
                 space.waiting += 1
-        self._spaces = spaces
+        self._spaces, self._engines = spaces, list(view.engines)
 
     def _repair(self, view: View) -> None:
         """Let trajectories pause after their step where the active ones need too much KV."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.growth_reserve import GrowthReserve, speedup
@@ -22,6 +24,7 @@ class _Progress:
     yielded: bool = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ProgressTtl(ProgramScheduling):
     """`ProgramScheduling` with the rest of Progress-TTL: defaults of vllm-router 0.1.17.
 
@@ -85,21 +88,20 @@ class ProgressTtl(ProgramScheduling):
         super()._count(view)
         self._reviewed.clear()
 
-    def _review(self, engine: EngineId) -> GrowthReserve:
+    def _review(self, engine: EngineId, space: Space) -> GrowthReserve:
         """Return the reserve of an engine, by the last steps at the last review."""
         reserve = self._reserves.setdefault(engine, GrowthReserve())
         if engine not in self._reviewed:
             self._reviewed.add(engine)
             reserve.review(self._max_rounds)
-            active = [name for name, m in self._members.items() if m.active and m.engine == engine]
-            had = [self._progress[name].rounds for name in active]
+            had = [self._progress[name].rounds for name in space.active]
             reserve.left = sum(max(reserve.rounds - rounds, 0.0) for rounds in had)
         return reserve
 
     def _admits(self, t: TrajectoryView, space: Space, engine: EngineView) -> bool:
         if not super()._admits(t, space, engine):
             return False
-        reserve = self._review(engine.id)
+        reserve = self._review(engine.id, space)
         if not reserve.growth or not space.active:
             return True
         free = space.tokens - self._need(t) - reserve.growth * reserve.rounds
@@ -111,7 +113,7 @@ class ProgressTtl(ProgramScheduling):
         lost_s = token_s * t.context_tokens
         if saved_s < lost_s:
             return False
-        mean_s = token_s * (engine.kv_capacity_tokens - space.tokens) / space.active
+        mean_s = token_s * (engine.kv_capacity_tokens - space.tokens) / len(space.active)
         return saved_s >= lost_s + reserve.prefills_more(space.tokens, free) * mean_s
 
     def _admit(self, t: TrajectoryView, member: Member, space: Space) -> EngineId:
