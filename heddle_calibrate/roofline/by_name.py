@@ -1,10 +1,14 @@
 """The profile of a model by any name of it: the shipped one, else a roofline's of its shape."""
 
+import difflib
+import re
 from dataclasses import replace
 from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
-from heddle_sim.model_names import known_model, nearest_ids
+from heddle_sim.known_models import known_config
+from heddle_sim.model_config import MEASURE, REFUSED
+from heddle_sim.model_names import from_config_command, known_model, listed_models, nearest_ids
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
 
 
@@ -12,22 +16,67 @@ def profile_by_name(model: str, gpu: str = "") -> Profile:
     """Load the shipped profile of a model on a GPU class, or make the roofline's.
 
     The roofline's is of a model whose shape `models.json` of heddle_sim has, where no shipped
-    profile has its precision and class; `source.note` says so. `model` may be a profile file.
+    profile has its precision and class; `source.note` says so, and where scales or KV of the
+    repository are others than those of a shipped profile. `model` may be a profile file.
 
     Raises:
         ProfileError: there is neither; with the nearest ids.
     """
     if model.endswith(".json"):
         return load_profile(model)
+    gpu = "-".join(gpu.lower().split())
     try:
-        return load_profile(model, gpu)
+        return _as_repository(load_profile(model, gpu), model)
     except ProfileError as error:
         known = known_model(model) is not None
-        if known and gpu.lower() in (*GPU_CLASSES, *REFUSED_CLASSES):
-            return _roofline(model, gpu.lower())
+        if known and gpu in (*GPU_CLASSES, *REFUSED_CLASSES):
+            return _roofline(model, gpu)
+        if why := _unknown_class(gpu) if known else _unknown_shape(model, gpu):
+            raise ProfileError(f"{model}: {why}") from None
         near = [] if known else nearest_ids(model)
         hint = f"; ids of repositories like it: {', '.join(near)}" if near else ""
         raise ProfileError(f"{error}{hint}") from None
+
+
+def _unknown_class(gpu: str) -> str:
+    near = difflib.get_close_matches(gpu, GPU_CLASSES, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    named = f"unknown GPU {gpu!r}{hint} Known" if gpu else "name a GPU class after the model"
+    return f"{named}: {', '.join(GPU_CLASSES)}; for another, {MEASURE}"
+
+
+def _unknown_shape(model: str, gpu: str) -> str:
+    """Say what is missing of a listed repository; empty for another."""
+    if model.lower() not in (each.lower() for each in listed_models()["ids"]):
+        return ""
+    letters = re.sub(r"[^a-z0-9]", "", model.lower().rpartition("/")[2])
+    for architecture, why in REFUSED.items():
+        if letters.startswith(architecture.lower()):
+            return f"it has {why}, which is not modelled; {MEASURE}"
+    return (
+        "its config.json is not shipped: download it from the model's page, and "
+        f"{from_config_command('CONFIG.json', gpu)}"
+    )
+
+
+def _as_repository(profile: Profile, model: str) -> Profile:
+    """Return a shipped profile with the KV of a repository; its note names what else differs."""
+    from heddle_calibrate.roofline.kv_precision import kv_dtype_of_repository, with_kv_dtype
+
+    profile = with_kv_dtype(profile, kv_dtype_of_repository(model))
+    scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
+    if scales is None:
+        return profile
+    own = known_config(profile.model).get("quantization_config", {})
+    blocks = "blocks of 128" if "weight_block_size" in own else "a tensor"
+    theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
+    if theirs == blocks:
+        return profile
+    note = f"kernel times are of FP8 with scales of {blocks}; {model} has scales of {theirs}"
+    return replace(
+        profile,
+        source=replace(profile.source, note="; ".join(filter(None, (profile.source.note, note)))),
+    )
 
 
 @cache
