@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 MODELS_FILE = Path(__file__).with_name("models.json")
-_VARIANT = re.compile(r"-(?:(?:instruct|thinking|reasoning|chat|base|it)(?:-\d{4})?|\d{4}|1m)(?=-|$)")
+_VARIANT = re.compile(
+    r"-(?:(?:instruct|thinking|reasoning|chat|base|it)(?:-\d{4})?|\d{4}|1m)(?=-|$)"
+)
 """What is in an id, but changes neither shape nor precision."""
 _QUANTISED = re.compile(
     r"[-_](?:quantized\.)?(nvfp4|mxfp4|fp4|fp8|bf16|awq|gptq|w4a16|int4|int8|w8a8|w8a16)"

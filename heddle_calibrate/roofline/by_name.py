@@ -6,10 +6,14 @@ from dataclasses import replace
 from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
-from heddle_sim.known_models import known_config
+from heddle_sim.known_models import listed_config
 from heddle_sim.model_config import MEASURE, REFUSED
 from heddle_sim.model_names import from_config_command, known_model, listed_models, nearest_ids
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
+from heddle_sim.profile_parts import read_layout
+
+_SCALED_KV = re.compile(r"[^/]*$|nvidia/|.*[-_]kv", re.I)
+"""Names of profiles, and repositories that have scales of KV."""
 
 
 def profile_by_name(model: str, gpu: str = "") -> Profile:
@@ -39,7 +43,8 @@ def profile_by_name(model: str, gpu: str = "") -> Profile:
 
 
 def _unknown_class(gpu: str) -> str:
-    near = difflib.get_close_matches(gpu, GPU_CLASSES, n=1, cutoff=0.4)
+    near = [name for name in GPU_CLASSES if gpu.startswith(name)]
+    near = near or difflib.get_close_matches(gpu, GPU_CLASSES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     named = f"unknown GPU {gpu!r}{hint} Known" if gpu else "name a GPU class after the model"
     return f"{named}: {', '.join(GPU_CLASSES)}; for another, {MEASURE}"
@@ -61,22 +66,47 @@ def _unknown_shape(model: str, gpu: str) -> str:
 
 def _as_repository(profile: Profile, model: str) -> Profile:
     """Return a shipped profile with the KV of a repository; its note names what else differs."""
-    from heddle_calibrate.roofline.kv_precision import kv_dtype_of_repository, with_kv_dtype
-
-    profile = with_kv_dtype(profile, kv_dtype_of_repository(model))
-    scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
-    if scales is None:
-        return profile
-    own = known_config(profile.model).get("quantization_config", {})
-    blocks = "blocks of 128" if "weight_block_size" in own else "a tensor"
-    theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
-    if theirs == blocks:
-        return profile
-    note = f"kernel times are of FP8 with scales of {blocks}; {model} has scales of {theirs}"
-    return replace(
-        profile,
-        source=replace(profile.source, note="; ".join(filter(None, (profile.source.note, note)))),
+    from heddle_calibrate.roofline.kv_precision import (
+        kv_dtype_of,
+        kv_dtype_of_repository,
+        with_kv_dtype,
     )
+
+    stated = kv_dtype_of_repository(model)
+    profile = with_kv_dtype(_with_reasons(profile), stated)
+    notes = [profile.source.note]
+    if stated == "auto" and kv_dtype_of(profile) == "fp8" and not _SCALED_KV.match(model):
+        notes.append(
+            "KV is taken in fp8, as NVIDIA's repositories have it: set cluster.kv_dtype = bf16 "
+            "where config.json has no kv_cache_scheme"
+        )
+    scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
+    if scales is not None:
+        own, _ = listed_config(profile.model)
+        has = "blocks of 128" if "weight_block_size" in str(own) else "a tensor"
+        theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
+        if has != theirs:
+            notes.append(f"kernel times are of FP8 with scales of {has}, and not of {theirs}")
+    return replace(profile, source=replace(profile.source, note="; ".join(filter(None, notes))))
+
+
+def _with_reasons(profile: Profile) -> Profile:
+    """Say of experts in FP8 that cannot be cut why that is: they have scales for blocks of 128."""
+    from heddle_calibrate.roofline.pairs import shape_of
+
+    shape = shape_of(profile) if profile.experts and profile.source.precision == "fp8" else None
+    if shape is None or shape.experts is None:
+        return profile
+    refused, wide = dict(profile.refused), shape.experts.intermediate
+    for name in refused:
+        tp, dp, ep = read_layout(name)
+        cut = tp * dp // ep
+        if wide % (128 * cut):
+            refused[name] = (
+                f"{wide:,} columns of an expert over {cut} GPUs are {wide / cut:g}, no multiple of "
+                "the 128 that share a scale in FP8: set cluster.expert_parallel = on"
+            )
+    return replace(profile, refused=refused)
 
 
 @cache

@@ -48,16 +48,17 @@ def with_kv_dtype(profile: Profile, dtype: KvDtype) -> Profile:
             f"the shape of {profile.model} is unknown, so that its KV cannot change to {dtype}: "
             "leave cluster.kv_dtype out, or make the profile with profile.kv_precision"
         )
+    notes = [part for part in profile.source.note.split("; ") if not part.startswith("KV ")]
     if shape.kv_element_bytes == KV_BYTES[dtype]:
-        return profile
+        return replace(profile, source=replace(profile.source, note="; ".join(notes)))
     wanted = replace(shape, kv_element_bytes=KV_BYTES[dtype]).kv_bytes_per_token()
     ratio = wanted / shape.kv_bytes_per_token()
-    note = f"KV in {dtype}: capacity and times of context are the tables' by its bytes"
+    notes.append(f"KV in {dtype}: capacity and times of context are the tables' by its bytes")
     return replace(
         profile,
         kv_bytes_per_token=wanted,
         tables={name: _scaled(entry, ratio) for name, entry in profile.tables.items()},
-        source=replace(profile.source, note="; ".join(filter(None, (profile.source.note, note)))),
+        source=replace(profile.source, note="; ".join(filter(None, notes))),
     )
 
 
