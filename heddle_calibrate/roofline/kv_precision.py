@@ -5,9 +5,6 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from heddle_calibrate.roofline.pairs import shape_of
-from heddle_sim.known_models import known_configs
-from heddle_sim.model_config import model_shape
-from heddle_sim.model_names import known_model
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_sim.profile_parts import TpTable
 
@@ -25,12 +22,9 @@ def kv_dtype_of(profile: Profile) -> str:
 
 
 def kv_dtype_of_repository(model: str) -> KvDtype:
-    """Return the precision that configuration or name of a repository state, else ``auto``."""
-    values = {name.lower(): each for name, each in known_configs().items()}.get(model.lower())
-    if values is not None:
-        shape = model_shape(values, place=model, name=model)
-        return "fp8" if shape.kv_element_bytes == 1 else "bf16"
-    return "bf16" if _WITHOUT_SCALES.match(model) and known_model(model) is not None else "auto"
+    """Return ``bf16`` for a repository whose name says that it has no scales of KV, else ``auto``:
+    of those that have some, profiles have what engines of their class printed."""
+    return "bf16" if _WITHOUT_SCALES.match(model) else "auto"
 
 
 def with_kv_dtype(profile: Profile, dtype: KvDtype) -> Profile:

@@ -56,14 +56,10 @@ def test_models_under_one_shape_have_its_sizes(config: str) -> None:
 
 @pytest.mark.parametrize("config", [c for c in known_configs() if known_model(c)])
 def test_kv_of_a_shipped_profile_is_that_of_the_configuration(config: str) -> None:
-    for gpu in (*GPUS, "h100"):
+    for gpu in (*GPUS, "h200"):
         with suppress(ProfileError):
             profile = load_profile(config, gpu)
-            named = profile_by_name(config, gpu)
-            assert named.kv_bytes_per_token == shape(config).kv_bytes_per_token()
-            # That of SGLang on H100 has no times of attention with FP8 KV.
-            differs = gpu == "h100" and profile.model == "llama-3.1-70b-fp8"
-            assert (named.kv_bytes_per_token == profile.kv_bytes_per_token) is not differs
+            assert profile.kv_bytes_per_token == shape(config).kv_bytes_per_token()
 
 
 @pytest.mark.parametrize("name", [n for n in SHAPES if (n, "b200") in known_profiles()])
