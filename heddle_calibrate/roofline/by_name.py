@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
+from heddle_calibrate.roofline.kv_precision import WITHOUT_SCALES, kv_dtype_of, with_kv_dtype
+from heddle_calibrate.roofline.pairs import shape_of
 from heddle_sim.known_models import listed_config
 from heddle_sim.model_config import MEASURE, REFUSED
 from heddle_sim.model_names import from_config_command, known_model, listed_models, nearest_ids
@@ -55,9 +57,9 @@ def _unknown_shape(model: str, gpu: str) -> str:
     if model.lower() not in (each.lower() for each in listed_models()["ids"]):
         return ""
     letters = re.sub(r"[^a-z0-9]", "", model.lower().rpartition("/")[2])
-    for architecture, why in REFUSED.items():
-        if letters.startswith(architecture.lower()):
-            return f"it has {why}, which is not modelled; {MEASURE}"
+    refused = (why for each, why in REFUSED.items() if letters.startswith(each.lower()))
+    if why := next(refused, ""):
+        return f"it has {why}, which is not modelled; {MEASURE}"
     return (
         "its config.json is not shipped: download it from the model's page, and "
         f"{from_config_command('CONFIG.json', gpu)}"
@@ -66,24 +68,18 @@ def _unknown_shape(model: str, gpu: str) -> str:
 
 def _as_repository(profile: Profile, model: str) -> Profile:
     """Return a shipped profile with the KV of a repository; its note names what else differs."""
-    from heddle_calibrate.roofline.kv_precision import (
-        kv_dtype_of,
-        kv_dtype_of_repository,
-        with_kv_dtype,
-    )
-
-    stated = kv_dtype_of_repository(model)
-    profile = with_kv_dtype(_with_reasons(profile), stated)
+    without = WITHOUT_SCALES.match(model)
+    profile = with_kv_dtype(_with_reasons(profile), "bf16" if without else "auto")
     notes = [profile.source.note]
-    if stated == "auto" and kv_dtype_of(profile) == "fp8" and not _SCALED_KV.match(model):
+    if kv_dtype_of(profile) == "fp8" and not _SCALED_KV.match(model):
         notes.append(
             "KV is taken in fp8, as NVIDIA's repositories have it: set cluster.kv_dtype = bf16 "
             "where config.json has no kv_cache_scheme"
         )
     scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
     if scales is not None:
-        own, _ = listed_config(profile.model)
-        has = "blocks of 128" if "weight_block_size" in str(own) else "a tensor"
+        in_blocks = "weight_block_size" in str(listed_config(profile.model))
+        has = "blocks of 128" if in_blocks else "a tensor"
         theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
         if has != theirs:
             notes.append(f"kernel times are of FP8 with scales of {has}, and not of {theirs}")
@@ -92,8 +88,6 @@ def _as_repository(profile: Profile, model: str) -> Profile:
 
 def _with_reasons(profile: Profile) -> Profile:
     """Say of experts in FP8 that cannot be cut why that is: they have scales for blocks of 128."""
-    from heddle_calibrate.roofline.pairs import shape_of
-
     shape = shape_of(profile) if profile.experts and profile.source.precision == "fp8" else None
     if shape is None or shape.experts is None:
         return profile

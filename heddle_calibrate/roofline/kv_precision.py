@@ -10,7 +10,7 @@ from heddle_sim.profile_parts import TpTable
 
 KvDtype = Literal["auto", "bf16", "fp8"]
 KV_BYTES: Final = {"fp8": 1, "bf16": 2}
-_WITHOUT_SCALES: Final = re.compile(r"(redhatai|neuralmagic)/(?!.*kv)|.*fp8[-_]dynamic", re.I)
+WITHOUT_SCALES: Final = re.compile(r"(redhatai|neuralmagic)/(?!.*kv)|.*fp8[-_]dynamic", re.I)
 """Repositories by llm-compressor, whose schemes leave the KV in bf16: vLLM 0.11 printed 1,429,856
 tokens for RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic on four H200, half of those with FP8 KV."""
 
@@ -19,12 +19,6 @@ def kv_dtype_of(profile: Profile) -> str:
     """Return ``bf16`` or ``fp8``; empty for a model of unknown shape."""
     shape = shape_of(profile)
     return "" if shape is None else {1: "fp8", 2: "bf16"}[shape.kv_element_bytes]
-
-
-def kv_dtype_of_repository(model: str) -> KvDtype:
-    """Return ``bf16`` for a repository whose name says that it has no scales of KV, else ``auto``:
-    of those that have some, profiles have what engines of their class printed."""
-    return "bf16" if _WITHOUT_SCALES.match(model) else "auto"
 
 
 def with_kv_dtype(profile: Profile, dtype: KvDtype) -> Profile:
