@@ -81,8 +81,7 @@ class ClusterConfig:
     """Release whose host time counts, or the nearest that was measured; empty: the newest, of
     SGLang the mean."""
     kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
-    """Precision of the KV. auto: as the repository of the model says, else as its profile has
-    it."""
+    """Of the KV. auto: by repository, else by profile."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""
