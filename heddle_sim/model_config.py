@@ -172,7 +172,7 @@ def model_shape(
         experts=experts,
         window=window,
         sliding_layers=sliding,
-        kv_element_bytes=1 if quantised.get("kv_cache_quant_algo") == "FP8" else 2,
+        kv_element_bytes=_kv_element_bytes(quantised),
         int4_group=_int4_group(quantised),
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
@@ -328,6 +328,13 @@ def _int4_group(quantised: Mapping[str, Any]) -> int:
     weights = _grouped_weights(quantised)
     size = weights.get("group_size") if isinstance(weights, Mapping) else None
     return size if isinstance(size, int) and size > 0 else 128
+
+
+def _kv_element_bytes(quantised: Mapping[str, Any]) -> int:
+    """Of modelopt's `kv_cache_quant_algo`, or `kv_cache_scheme` of compressed-tensors."""
+    scheme = quantised.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    return 1 if quantised.get("kv_cache_quant_algo") == "FP8" or bits == 8 else 2
 
 
 def _covers(names: list[str], kind: re.Pattern[str], layers: int) -> bool:

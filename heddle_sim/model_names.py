@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 MODELS_FILE = Path(__file__).with_name("models.json")
-_VARIANT = re.compile(r"-(?:(?:instruct|thinking|reasoning|chat|base|it)(?:-\d{4})?|\d{4})(?=-|$)")
+_VARIANT = re.compile(
+    r"-(?:(?:instruct|thinking|reasoning|chat|base|it)(?:-\d{4})?|\d{4}|1m)(?=-|$)"
+)
 """What is in an id, but changes neither shape nor precision."""
 _QUANTISED = re.compile(
-    r"-(?:quantized\.)?(nvfp4|mxfp4|fp4|fp8|bf16|awq|gptq|w4a16|int4|int8|w8a8)(?:[-.].*)?$"
+    r"[-_](?:quantized\.)?(nvfp4|mxfp4|fp4|fp8|bf16|awq|gptq|w4a16|int4|int8|w8a8|w8a16)"
+    r"(?:a16)?(?:[-._].*)?$"
 )
-_PRECISIONS = {"fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8"}
+_INT8 = re.compile(r"int8|8bit|w8a(?:8|16)")
+_PRECISIONS = {"fp4": "nvfp4", "awq": "int4", "gptq": "int4", "w4a16": "int4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +66,9 @@ def known_model(model: str) -> KnownModel | None:
     own = shapes[name]["precision"]
     precision = own
     if quantised:
-        stated = "int8" if "int8" in quantised.group() else quantised.group(1)
-        precision = _PRECISIONS.get(stated, stated)
+        stated = quantised.group(1)
+        int8 = "fp8" not in quantised.group() and _INT8.search(quantised.group())
+        precision = "int8" if int8 else _PRECISIONS.get(stated, stated)
     like = shapes[name].get("like", name)
     same = precision == shapes[like]["precision"]
     return KnownModel(

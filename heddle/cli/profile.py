@@ -87,6 +87,7 @@ def list_(as_json: bool) -> None:
     (derived) marks classes whose times were computed from those of another class.
     """
     from heddle.cli.show_profile import show_profiles
+    from heddle_calibrate.roofline.kv_precision import kv_dtype_of
     from heddle_sim.profile_files import known_profiles, load_profile
 
     profiles = [load_profile(*names) for names in known_profiles()]
@@ -99,6 +100,7 @@ def list_(as_json: bool) -> None:
             "gpu": p.gpu,
             "derived": p.derived,
             "precision": p.source.precision,
+            "kv_precision": kv_dtype_of(p),
             "layouts": list(p.tables),
         }
         for p in profiles

@@ -13,6 +13,7 @@ from heddle.cli.tables import new_table, show
 from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.kv_precision import kv_dtype_of
 from heddle_calibrate.roofline.memory import weight_bytes_per_gpu
 from heddle_calibrate.roofline.operators import decode_iterations, prefill_iterations
 from heddle_calibrate.roofline.profile import error_statement, step_seconds
@@ -69,6 +70,10 @@ def show_profile(profile: Profile) -> None:
     """Source, memory and times of each layout, and the errors of the fit."""
     fitted(profile)
     iterations(profile)
+    click.echo(
+        f"KV in {kv_dtype_of(profile) or 'an unstated precision'}: "
+        f"{profile.kv_bytes_per_token:,} bytes a token"
+    )
     click.echo(f"error class: {error_class(profile)}{decode_error(profile, profile.tps[0])}")
     click.echo(measured_runs(profile) or "no measured runs of this model on this GPU class")
     if profile.derived:
@@ -313,6 +318,7 @@ def plain_config_profile(made: ConfigProfile) -> dict[str, Any]:
         "gpu": profile.gpu,
         "source": made.source,
         "precision": profile.source.precision,
+        "kv_precision": {1: "fp8", 2: "bf16"}[model.kv_element_bytes],
         "parameters": p.total,
         "active_parameters": p.active,
         "kv_bytes_per_token": profile.kv_bytes_per_token,

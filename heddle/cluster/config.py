@@ -80,6 +80,8 @@ class ClusterConfig:
     engine_version: str = ""
     """Release whose host time counts, or the nearest that was measured; empty: the newest, of
     SGLang the mean."""
+    kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+    """Of the KV. auto: by repository, else by profile."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together
     all. `tp`, `mix` and planners are of engines that decode. Empty: every engine does both."""

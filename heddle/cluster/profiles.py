@@ -13,6 +13,7 @@ from heddle.cluster.speculation import drafted_cost, drafts_of
 from heddle.runs.metrics import SoloTpot
 from heddle.runs.tables import Floats
 from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_calibrate.roofline.kv_precision import with_kv_dtype
 from heddle_core.defaults import SPARE_SLOTS
 from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
@@ -273,6 +274,7 @@ def layout_profile(cluster: ClusterConfig) -> Profile:
         ProfileError: model or GPU class is unknown, or has no table for that.
     """
     profile, sglang = profile_by_name(cluster.model, cluster.gpu), cluster.engine == "sglang"
+    profile = with_kv_dtype(profile, cluster.kv_dtype)
     if not sglang:
         profile = profile.of_version(cluster.engine_version)
     spread, ranks = cluster.expert_parallel, cluster.attention_dp

@@ -1,33 +1,106 @@
 """The profile of a model by any name of it: the shipped one, else a roofline's of its shape."""
 
+import difflib
+import re
 from dataclasses import replace
 from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
-from heddle_sim.model_names import known_model, nearest_ids
+from heddle_calibrate.roofline.kv_precision import WITHOUT_SCALES, kv_dtype_of, with_kv_dtype
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_sim.known_models import listed_config
+from heddle_sim.model_config import MEASURE, REFUSED
+from heddle_sim.model_names import from_config_command, known_model, listed_models, nearest_ids
 from heddle_sim.profile_files import Profile, ProfileError, known_profiles, load_profile
+from heddle_sim.profile_parts import read_layout
+
+_SCALED_KV = re.compile(r"[^/]*$|nvidia/|.*[-_]kv", re.I)
+"""Names of profiles, and repositories that have scales of KV."""
 
 
 def profile_by_name(model: str, gpu: str = "") -> Profile:
     """Load the shipped profile of a model on a GPU class, or make the roofline's.
 
     The roofline's is of a model whose shape `models.json` of heddle_sim has, where no shipped
-    profile has its precision and class; `source.note` says so. `model` may be a profile file.
+    profile has its precision and class; `source.note` says so, and where scales or KV of the
+    repository are others than those of a shipped profile. `model` may be a profile file.
 
     Raises:
         ProfileError: there is neither; with the nearest ids.
     """
     if model.endswith(".json"):
         return load_profile(model)
+    gpu = "-".join(gpu.lower().split())
     try:
-        return load_profile(model, gpu)
+        return _as_repository(load_profile(model, gpu), model)
     except ProfileError as error:
         known = known_model(model) is not None
-        if known and gpu.lower() in (*GPU_CLASSES, *REFUSED_CLASSES):
-            return _roofline(model, gpu.lower())
+        if known and gpu in (*GPU_CLASSES, *REFUSED_CLASSES):
+            return _roofline(model, gpu)
+        if why := _unknown_class(gpu) if known else _unknown_shape(model, gpu):
+            raise ProfileError(f"{model}: {why}") from None
         near = [] if known else nearest_ids(model)
         hint = f"; ids of repositories like it: {', '.join(near)}" if near else ""
         raise ProfileError(f"{error}{hint}") from None
+
+
+def _unknown_class(gpu: str) -> str:
+    near = [name for name in GPU_CLASSES if gpu.startswith(name)]
+    near = near or difflib.get_close_matches(gpu, GPU_CLASSES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    named = f"unknown GPU {gpu!r}{hint} Known" if gpu else "name a GPU class after the model"
+    return f"{named}: {', '.join(GPU_CLASSES)}; for another, {MEASURE}"
+
+
+def _unknown_shape(model: str, gpu: str) -> str:
+    """Say what is missing of a listed repository; empty for another."""
+    if model.lower() not in (each.lower() for each in listed_models()["ids"]):
+        return ""
+    letters = re.sub(r"[^a-z0-9]", "", model.lower().rpartition("/")[2])
+    refused = (why for each, why in REFUSED.items() if letters.startswith(each.lower()))
+    if why := next(refused, ""):
+        return f"it has {why}, which is not modelled; {MEASURE}"
+    return (
+        "its config.json is not shipped: download it from the model's page, and "
+        f"{from_config_command('CONFIG.json', gpu)}"
+    )
+
+
+def _as_repository(profile: Profile, model: str) -> Profile:
+    """Return a shipped profile with the KV of a repository; its note names what else differs."""
+    without = WITHOUT_SCALES.match(model)
+    profile = with_kv_dtype(_with_reasons(profile), "bf16" if without else "auto")
+    notes = [profile.source.note]
+    if kv_dtype_of(profile) == "fp8" and not _SCALED_KV.match(model):
+        notes.append(
+            "KV is taken in fp8, as NVIDIA's repositories have it: set cluster.kv_dtype = bf16 "
+            "where config.json has no kv_cache_scheme"
+        )
+    scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
+    if scales is not None:
+        in_blocks = "weight_block_size" in str(listed_config(profile.model))
+        has = "blocks of 128" if in_blocks else "a tensor"
+        theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
+        if has != theirs:
+            notes.append(f"kernel times are of FP8 with scales of {has}, and not of {theirs}")
+    return replace(profile, source=replace(profile.source, note="; ".join(filter(None, notes))))
+
+
+def _with_reasons(profile: Profile) -> Profile:
+    """Say of experts in FP8 that cannot be cut why that is: they have scales for blocks of 128."""
+    shape = shape_of(profile) if profile.experts and profile.source.precision == "fp8" else None
+    if shape is None or shape.experts is None:
+        return profile
+    refused, wide = dict(profile.refused), shape.experts.intermediate
+    for name in refused:
+        tp, dp, ep = read_layout(name)
+        cut = tp * dp // ep
+        if wide % (128 * cut):
+            refused[name] = (
+                f"{wide:,} columns of an expert over {cut} GPUs are {wide / cut:g}, no multiple of "
+                "the 128 that share a scale in FP8: set cluster.expert_parallel = on"
+            )
+    return replace(profile, refused=refused)
 
 
 @cache

@@ -61,6 +61,7 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
         RooflineError: the class is unknown, or the model runs with none of the layouts.
         EstimatorError: with ``source="aiconfigurator"``, the package is missing or has no times.
     """
+    request = replace(request, gpu="-".join(request.gpu.lower().split()))
     shape, file = find_model(request.model, precision=request.precision)
     shape = replace(
         shape,
@@ -69,7 +70,7 @@ def profile_from_config(request: ConfigRequest) -> ConfigProfile:
     )
     _check_name(shape.name)
     _check_ranks(shape, request)
-    shapes = layouts(shape, request.gpu.lower(), request.tps, attention_dp=request.attention_dp)
+    shapes = layouts(shape, request.gpu, request.tps, attention_dp=request.attention_dp)
     why = ""
     heads = _heads(shape, request.head)
     if request.source != "roofline":

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.kv_precision import KV_BYTES
 from heddle_calibrate.roofline.memory import MAX_BATCHED_TOKENS, MEMORY_SHARE
 from heddle_calibrate.roofline.pairs import shape_of
 from heddle_calibrate.roofline.sglang_memory import kv_gain_tokens
@@ -27,7 +28,6 @@ ASSUMED = {
     "speculation": "none",
 }
 """Optional columns of a row, and columns of a recipe; what is assumed where neither has one."""
-KV_BYTES = {"fp8": 1, "bf16": 2}
 FORMS = {
     "max_num_seqs": (r"[1-9]\d*|clients", "a whole number, or 'clients'"),
     "requests": (r"[1-9]\d*(\*clients)?", "a whole number, or as '3*clients'"),

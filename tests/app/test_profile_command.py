@@ -76,6 +76,7 @@ def test_from_config_as_json(heddle: Heddle) -> None:
     )
     report = json.loads(done(heddle, *args, "--json"))
     assert report["schema"] == "heddle.from-config/1"
+    assert report["kv_precision"] == "bf16"
     assert set(report["kv_capacity_tokens"]) == {"1", "2", "2ep2", "4", "4ep4", "8", "8ep8"}
     for shares in report["operators"].values():
         assert sum(shares.values()) == pytest.approx(1.0)
@@ -111,9 +112,10 @@ def test_shipped_profiles_are_listed_and_shown(heddle: Heddle) -> None:
     assert "qwen3-8b" in listed
     assert "h20 (derived)" in listed
     rows = json.loads(done(heddle, "list", "--json"))["profiles"]
-    assert {"model", "gpu", "derived", "precision", "layouts"} == set(rows[0])
+    assert {"model", "gpu", "derived", "precision", "kv_precision", "layouts"} == set(rows[0])
     shown = done(heddle, "show", "Qwen/Qwen3-8B", "h100")
     assert "KV tokens" in shown
+    assert "KV in bf16: 147,456 bytes a token" in shown
     assert "host time" in shown
     assert "slower than" not in shown
 

@@ -8,7 +8,10 @@ from functools import cache
 
 import pytest
 
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import layout_profile, load_profiles
 from heddle_calibrate.roofline.by_name import profile_by_name
+from heddle_calibrate.roofline.kv_precision import kv_dtype_of, with_kv_dtype
 from heddle_calibrate.roofline.memory import weights_read_bytes
 from heddle_sim.known_models import known_config, known_configs
 from heddle_sim.model_config import model_shape
@@ -49,6 +52,14 @@ def test_models_under_one_shape_have_its_sizes(config: str) -> None:
     assert known is not None
     like = SHAPES[known.shape].get("like", known.shape)
     assert sizes(shape(config)) == sizes(shape(SHAPES[like]["config"]))
+
+
+@pytest.mark.parametrize("config", [c for c in known_configs() if known_model(c)])
+def test_kv_of_a_shipped_profile_is_that_of_the_configuration(config: str) -> None:
+    for gpu in (*GPUS, "h200"):
+        with suppress(ProfileError):
+            profile = load_profile(config, gpu)
+            assert profile.kv_bytes_per_token == shape(config).kv_bytes_per_token()
 
 
 @pytest.mark.parametrize("name", [n for n in SHAPES if (n, "b200") in known_profiles()])
@@ -100,16 +111,70 @@ def test_a_shipped_model_on_another_class_is_a_rooflines() -> None:
         ("Qwen/Qwen2.5-8B", "h100", "ids of repositories like it: Qwen/Qwen2.5-7B"),
         ("Qwen/Qwen3-14B-GPTQ-Int8", "h100", "weights in int8 are not modelled"),
         ("Qwen/Qwen3-8B", "h1000", "unknown GPU 'h1000'"),
+        ("cpatonn/Qwen3-30B-A3B-2507-AWQ-8bit", "h200", "weights in int8 are not modelled"),
+        ("Qwen/Qwen3-8B", "rtx4090", "l40s, l40, l4, a10g, rtx-pro-6000"),
+        ("Qwen/Qwen3-8B", "a100-40gb", "did you mean 'a100'?"),
+        ("Qwen/Qwen3.5-9B", "h200", "its config.json is not shipped: download it"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "h200", "chunked attention"),
         (
             "Qwen/Qwen3-8B",
             "mi355x",
             "not modelled: efficiencies and host time are of NVIDIA",
         ),
         ("meta-llama/Meta-Llama-3.1-405B", "l40s", "leave no memory for KV"),
-        ("Qwen/Qwen3-8B", "", "unknown GPU"),
+        ("Qwen/Qwen3-8B", "", "name a GPU class after the model: a100"),
     ],
 )
 def test_what_has_no_profile_is_refused_with_the_reason(model: str, gpu: str, said: str) -> None:
     with pytest.raises(ProfileError) as caught:
         profile_by_name(model, gpu)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("gpu", ["RTX PRO 6000", " Rtx-Pro-6000 "])
+def test_a_gpu_class_is_known_by_its_words(gpu: str) -> None:
+    assert profile_by_name("qwen3-8b", gpu).gpu == "rtx-pro-6000"
+
+
+def test_a_repository_without_scales_has_kv_in_bf16_and_as_many_tokens_as_published() -> None:
+    """1,429,856 with vLLM 0.11.0 and 1,391,344 with 0.11.2."""
+    dynamic = profile_by_name("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "h200")
+    assert kv_dtype_of(dynamic) == "bf16"
+    assert dynamic.at(4).kv_capacity_tokens == pytest.approx(1_391_344, rel=0.05)
+    assert "KV in bf16" in dynamic.source.note
+    assert "scales of a tensor, and not of channels and tokens" in dynamic.source.note
+    scaled = profile_by_name("nvidia/Llama-3.3-70B-Instruct-FP8", "h200")
+    assert (kv_dtype_of(scaled), scaled.source.note) == ("fp8", "")
+    unsure = profile_by_name("Some/Llama-3.3-70B-Instruct-FP8", "h200")
+    assert "set cluster.kv_dtype = bf16 where config.json has no" in unsure.source.note
+
+
+def test_a_cluster_sets_the_precision_of_kv() -> None:
+    cluster = ClusterConfig(model="Some/Llama-3.3-70B-Instruct-FP8", gpu="h200", tp=4)
+    fp8, bf16 = (
+        layout_profile(replace(cluster, kv_dtype=dtype)).at(4) for dtype in ("fp8", "bf16")
+    )
+    assert bf16.kv_capacity_tokens == fp8.kv_capacity_tokens // 2
+    assert bf16.belief.kv_capacity_tokens == fp8.belief.kv_capacity_tokens // 2
+    assert bf16.belief.t2_s == pytest.approx(2 * fp8.belief.t2_s)
+    assert bf16.decode.context_us == pytest.approx([2 * us for us in fp8.decode.context_us])
+    assert "KV" not in layout_profile(replace(cluster, kv_dtype="fp8")).source.note
+    own = replace(load_profile("qwen3-8b", "h200"), model="of-nobody")
+    with pytest.raises(ProfileError, match=r"of-nobody is unknown.*profile\.kv_precision"):
+        with_kv_dtype(own, "fp8")
+
+
+def test_scales_of_another_form_are_named() -> None:
+    note = profile_by_name("Qwen/Qwen3-32B-FP8-Static-PerTensor", "h200").source.note
+    assert "FP8 with scales of blocks of 128, and not of a tensor" in note
+    assert "scales" not in profile_by_name("Qwen/Qwen3-32B-FP8", "h200").source.note
+
+
+@pytest.mark.parametrize("model", ["minimax-m2.5", "qwen3-235b-a22b-fp8"])
+def test_experts_that_scales_forbid_to_cut_are_refused_with_the_remedy(model: str) -> None:
+    cluster = ClusterConfig(model=model, gpu="h200", gpus=8, tp=8)
+    with pytest.raises(
+        ProfileError, match=r"are 192, no multiple of the 128.*cluster\.expert_parallel"
+    ):
+        load_profiles(cluster)
+    assert load_profiles(replace(cluster, expert_parallel="on")).classes[0].profile.at(8)

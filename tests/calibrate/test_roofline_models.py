@@ -155,6 +155,23 @@ def test_the_precision_is_that_of_the_quantization(
     assert shape("Qwen3-30B-A3B", quantization_config=quantization).precisions == found
 
 
+@pytest.mark.parametrize(
+    ("stated", "element_bytes"),
+    [
+        ({"kv_cache_quant_algo": "FP8"}, 1),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 1),
+        ({"kv_cache_scheme": None}, 2),
+        ({}, 2),
+    ],
+)
+def test_the_precision_of_kv_is_that_of_the_quantization(
+    stated: Mapping[str, Any], element_bytes: int
+) -> None:
+    quantization = {"quant_method": "fp8", **stated}
+    found = shape("Qwen3-30B-A3B", quantization_config=quantization)
+    assert found.kv_element_bytes == element_bytes
+
+
 def test_a_precision_given_by_hand_replaces_the_configurations() -> None:
     known = known_config("Qwen3-30B-A3B")
     made = model_shape(known, place="", name="", precision="fp8")

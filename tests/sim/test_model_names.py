@@ -1,5 +1,7 @@
 """Names and Hugging Face ids of models."""
 
+import re
+
 import pytest
 
 from heddle_sim.known_models import known_configs
@@ -10,6 +12,9 @@ from heddle_sim.profile_files import ProfileError, load_profile
 from heddle_sim.trained_models import trained_model
 
 KNOWN = ("qwen3-8b", "llama-3.1-8b", "qwen3-30b-a3b", "llama-3.1-70b-fp8", "qwen3-235b-a22b-fp8")
+
+SIZE = re.compile(r"-(\d+(?:\.\d+)?)b\b")
+"""Billions of parameters in a name; "8x7b" states those of an expert."""
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,17 @@ def test_trainers_know_every_shape_and_its_stated_parameters_are_the_counted_one
     assert model.moe == (model.experts > 0)
 
 
+@pytest.mark.parametrize("name", [n for n in listed_models()["shapes"] if SIZE.search(n)])
+def test_parameters_are_those_that_the_name_states(name: str) -> None:
+    """Within 5 %, or the name leaves the fraction out: model cards give Qwen2.5-7B 7.61 billion."""
+    stated = SIZE.search(name)
+    assert stated is not None
+    config = listed_models()["shapes"][name]["config"]
+    total = count_parameters(model_shape(known_configs()[config], place=name, name=name)).total
+    rounded_down = str(int(total / 1e9)) == stated[1]
+    assert rounded_down or total / 1e9 == pytest.approx(float(stated[1]), rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("model", "gpu", "command"),
     [
@@ -78,7 +94,32 @@ def test_what_is_not_shipped_is_answered_with_the_command_that_makes_it(
         ("MiniMaxAI/MiniMax-M2", "minimax-m2.5", "fp8", "minimax-m2.5"),
         ("Qwen/Qwen3-14B-AWQ", "qwen3-14b", "int4", "qwen3-14b-int4"),
         ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b", "int8", "qwen2.5-7b-int8"),
+        ("cpatonn/Qwen3-30B-A3B-AWQ-8bit", "qwen3-30b-a3b", "int8", "qwen3-30b-a3b-int8"),
+        ("Some/Qwen3-14B-GPTQ-W8A16", "qwen3-14b", "int8", "qwen3-14b-int8"),
+        ("Some/Qwen3-14B-FP8-W8A8", "qwen3-14b", "fp8", "qwen3-14b-fp8"),
+        ("RedHatAI/Qwen3-8B-FP8_dynamic", "qwen3-8b", "fp8", "qwen3-8b-fp8"),
+        ("RedHatAI/Qwen3-32B-NVFP4A16", "qwen3-32b", "nvfp4", "qwen3-32b-nvfp4"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b", "bf16", "llama-3.1-70b"),
+        ("deepseek-ai/DeepSeek-V3.2-Speciale", "deepseek-v3.2", "fp8", "deepseek-v3.2"),
+        ("deepseek-ai/DeepSeek-R1-Zero", "deepseek-v3", "fp8", "deepseek-v3"),
+        (
+            "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+            "mistral-small-3.1-24b",
+            "bf16",
+            "mistral-small-3.1-24b",
+        ),
+        ("mistralai/Devstral-Small-2507", "mistral-small-24b", "bf16", "mistral-small-24b"),
+        (
+            "mistralai/Magistral-Small-2509",
+            "mistral-small-3.1-24b",
+            "bf16",
+            "mistral-small-3.1-24b",
+        ),
+        ("Qwen/Qwen2.5-Math-7B", "qwen2.5-7b", "bf16", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct-1M", "qwen2.5-7b", "bf16", "qwen2.5-7b"),
+        ("qwen3-coder-30b", "qwen3-30b-a3b", "bf16", "qwen3-30b-a3b"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama-3.1-8b", "bf16", "llama-3.1-8b"),
+        ("allenai/Llama-3.1-Tulu-3-8B", "llama-3.1-8b", "bf16", "llama-3.1-8b"),
     ],
 )
 def test_a_name_states_shape_and_precision(

@@ -12,10 +12,11 @@ import click
 
 from heddle.cli.tables import new_table, show
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
+from heddle_calibrate.roofline.kv_precision import KV_BYTES
 from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.memory import kv_capacity_tokens, reserved_bytes
 from heddle_calibrate.roofline.pairs import shape_of
-from heddle_calibrate.serving.limits import KV_BYTES, limits, with_limits
+from heddle_calibrate.serving.limits import limits, with_limits
 from heddle_core.ids import EngineShape
 from heddle_sim.model_names import short_model_name
 from heddle_sim.profile_files import known_profiles, load_profile
