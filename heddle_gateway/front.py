@@ -146,7 +146,7 @@ class Front:
                 kind="permission_error",
             )
         key = (settings.admin_key if admin else "") or settings.api_key
-        if not key and (admin or not self.tenants.by_name):
+        if not key and (admin or self.tenants.path is None):
             return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if not kind:  # as Anthropic's clients send it
@@ -162,7 +162,7 @@ class Front:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
-        return UNNAMED if self.tenants.by_name else ""
+        return "" if self.tenants.path is None else UNNAMED
 
     async def body(self, request: HttpRequest) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.

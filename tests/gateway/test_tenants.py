@@ -101,6 +101,21 @@ def test_an_unknown_key_is_refused_and_anthropics_header_is_read(tmp_path: Path)
     run(main())
 
 
+def test_a_file_without_keys_lets_nobody_in(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            front = http.bench.front
+            front.settings = type(front.settings)()
+            (tmp_path / "keys.toml").write_text("")
+            with pytest.raises(TenantsError):
+                front.tenants.reload()
+            front.tenants.by_name = {}
+            for path, body in ((GENERATE, IDS), ("/finish_session?session_id=s", {})):
+                assert (await http("POST", path, body))[0] == 401
+
+    run(main())
+
+
 def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_other(tmp_path: Path):
     limited = "requests_per_minute = 12"
 
@@ -201,6 +216,7 @@ def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
         ("[a]\nsha256 = '" + "0" * 64 + "'\nlimit = 3", "limit"),
         ("[a]\nsha256 = '" + "0" * 64 + "'\n[b]\nsha256 = '" + "0" * 64 + "'", "same key"),
         ("[a", "keys.toml"),
+        ("# nobody yet\n", "names nobody"),
     ],
 )
 def test_what_is_wrong_in_a_file_of_keys_is_named(tmp_path: Path, text: str, says: str):
