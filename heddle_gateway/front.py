@@ -13,7 +13,7 @@ import msgspec
 from heddle_gateway.access import AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
-from heddle_gateway.errors import ApiError, of_renderer
+from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.http import HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
@@ -181,6 +181,8 @@ class Front:
         try:
             return await request.read(self.settings.body_bytes, self.settings.body_s)
         except RequestError as error:
+            if error.status == 503:
+                raise unavailable(str(error)) from None
             raise ApiError(error.status, str(error)) from None
 
     async def other_endpoint(self, request: HttpRequest) -> Endpoint | None:
@@ -292,12 +294,12 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
                 response = await passed(request, await front.raw_body(request), other)
             status = response.status
             return response
-        except ApiError as error:
+        except (ApiError, RenderError) as refused:
+            # The frames of a traceback have the body, and some of them the error.
+            refused.__traceback__ = refused.__context__ = None
+            error = of_renderer(refused) if isinstance(refused, RenderError) else refused
             status = error.status
             return error_response(error, path)
-        except RenderError as refused:
-            status = refused.status
-            return error_response(of_renderer(refused), path)
         except ConnectionError:
             raise  # the client is gone
         except Exception:

@@ -1,10 +1,12 @@
 """The gateway's endpoints: sessions, rollouts, control, keys, and input that wants to break it."""
 
 import asyncio
+import gc
 import gzip
 import io
 import json
 import resource
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -80,6 +82,31 @@ async def raw(bench: Served, data: bytes, limit_s: float = PATIENCE_S) -> bytes:
         found = await reader.read(65_536)
     writer.close()
     return found
+
+
+def test_refused_bodies_are_gone_without_a_collection():
+    async def main() -> None:
+        async with client() as http:
+            texts = ('"x" ' * 250_000, '"x" ' * 250_000 + '"')
+            sent = []
+            for text in texts:
+                body = f'{{"prompt": 5, "more": [{text.strip().replace(" ", ",")}]}}'.encode()
+                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                sent.append(head.encode() + body)
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for data in sent * 4:
+                    assert (await raw(http.bench, data)).startswith(b"HTTP/1.1 400")
+                await asyncio.sleep(0.05)
+                assert tracemalloc.get_traced_memory()[0] < 1_000_000
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+
+    run(main())
 
 
 # -- what it does ------------------------------------------------------------------------------
