@@ -56,7 +56,7 @@ def _tried(what: str, said: str, look: Callable[[], object]) -> Check:
     try:
         look()
     except (ValueError, OSError) as error:
-        return Check(what, str(error), ok=False)
+        return Check(what, str(error).removeprefix(f"{what}: "), ok=False)
     return Check(what, said)
 
 

@@ -79,7 +79,7 @@ def test_every_fault_of_a_configuration_is_said_at_once(heddle: Heddle, tmp_path
     assert not any(ok for ok, _ in found.values())
     assert "none.toml: No such file" in found["configuration"][1]
     assert "--port 0 takes any" in found["address"][1]
-    assert "another gateway uses it" in found["serve.state"][1]
+    assert found["serve.state"][1].startswith(f"{state}: another gateway uses it")
     assert "/no/such" in found["serve.access_log"][1]
     assert "is it vLLM, and ready?" in found["http://127.0.0.1:9"][1]
 
