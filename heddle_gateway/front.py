@@ -198,7 +198,9 @@ class Front:
         """Return a body with the model's name that engines know."""
         facts = self.engine_facts()
         model = body.get("model")
-        if facts is None or model in (None, "", facts.model) or model in self.model.adapters():
+        if facts is None or model in (None, "", facts.model):
+            return body
+        if not isinstance(model, str) or model in self.model.adapters():
             return body
         return {**body, "model": facts.model}
 

@@ -214,3 +214,30 @@ def test_a_model_elsewhere_needs_a_name_and_a_url(entry: str):
         other_models([entry])
     with pytest.raises(ConfigError, match="name of its own"):
         other_models(["a=http://b:1", "a=http://c:1"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_fields_of_other_paths_and_odd_roles_are_the_engines_to_judge(path: str):
+    async def main() -> None:
+        async with talking() as at:
+            body = asked(path, "one", n=2)
+            status, answer = await at("POST", path, body)
+            assert (status, text_in(path, answer)) == (200, told(path, body))
+            for odd in ({"type": ["x"]}, {"role": ["u"], "content": "a"}):
+                field = "messages" if path == MESSAGES else "input"
+                status, answer = await at("POST", path, {**asked(path, "two"), field: [odd]})
+                assert status != 500 or answer["error"]["message"] != "the gateway failed"
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", (CHAT, "/v1/completions", *PATHS))
+@pytest.mark.parametrize("model", [["a"], {}])
+def test_a_model_that_is_no_text_is_refused(path: str, model: Any):
+    async def main() -> None:
+        async with talking() as at:
+            body = {**asked(MESSAGES, "one"), "input": "one", "prompt": "one", "model": model}
+            for each in (path, path + "/render"):
+                assert (await at("POST", each, body))[0] in (400, 404)
+
+    run(main())

@@ -403,6 +403,19 @@ BAD: Any = [
     (b'{"session_id": {"a": 1}, "messages": []}', 400, "session_id"),
     (b'{"session_id": "' + b"x" * 600 + b'", "messages": []}', 400, "512 at most"),
     (b'{"cache_salt": 3, "messages": [{"role": "user", "content": "a"}]}', 400, "cache_salt"),
+    (b'{"messages": [{"role": [], "content": "a"}]}', 400, "role"),
+    (b'{"messages": [{"role": "assistant", "tool_calls": 5}]}', 400, "tool_calls"),
+    *(
+        (b'{%b, "messages": [{"role": "user", "content": "a"}]}' % field, 400, says)
+        for field, says in (
+            (b'"stop": 5, "stream": true', "stop"),
+            (b'"stop": ["a", 5]', "stop"),
+            (b'"n": 0', "n must be at least 1"),
+            (b'"n": -3', "n must be at least 1"),
+            (b'"n": "x"', "n must be"),
+            (b'"max_completion_tokens": 0', "max_tokens"),
+        )
+    ),
 ]
 
 
@@ -422,6 +435,25 @@ def test_a_bad_body_is_refused_and_nothing_else_disturbed(body: bytes, status: i
                 assert set(error) == {"message", "type", "param", "code"}
             assert (await going)["choices"]
             assert len(http.bench.events(TrajectoryArrived)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/completions", {"prompt": [99_999_999_999]}, "prompt"),
+        ("/detokenize", {"tokens": 5}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": [1]}, "sampling_params"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": "x"}, "sampling_params"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused(path: str, body: Any, says: str):
+    async def main() -> None:
+        async with client() as http:
+            status, answer = await http("POST", path, body)
+            assert (status, says in answer["error"]["message"]) == (400, True), answer
 
     run(main())
 
