@@ -311,7 +311,7 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
             return error_response(failed, path)
         finally:
             if front.access_log is not None and access != "open":
-                front.access_log.write(request, path, status, began_s)
+                front.access_log.write(request, status, began_s)
             if front.traces is not None and access != "open":
                 front.traces.write(request, path, status, began_s)
             metrics.open -= 1

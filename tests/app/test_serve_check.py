@@ -84,6 +84,13 @@ def test_every_fault_of_a_configuration_is_said_at_once(heddle: Heddle, tmp_path
     assert "is it vLLM, and ready?" in found["http://127.0.0.1:9"][1]
 
 
+def test_a_log_that_takes_nothing_is_said(heddle: Heddle):
+    full = ("--engine", "fake", "--set", "serve.access_log=/dev/full")
+    status, found = checked(heddle, *full)
+    assert status == 2
+    assert "No space left" in found["serve.access_log"][1]
+
+
 def test_servers_of_other_models_are_asked_for_them(heddle: Heddle, tmp_path: Path):
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[ann]\nsha256 = "{sha256(b"ann").hexdigest()}"\n')

@@ -184,14 +184,41 @@ def test_each_request_has_a_line_of_json(tmp_path: Path):
             await ask(http, "ann", session_id="s")
             await ask(http, "nobody")
             await http("GET", "/health")
+            await http("POST", f"/sessions/a%20b{GENERATE}", IDS, Authorization="Bearer ann")
+            assert (await http("GET", "/nothing"))[0] == 404
+            assert (await http("DELETE", GENERATE))[0] == 405
+            (tmp_path / "access.jsonl").rename(tmp_path / "access.1")
+            log.reopen()
+            await http("GET", "/after")
+            http.bench.front.access_log = None
             log.close()
+            _, text = await http("GET", "/metrics", Authorization="Bearer master")
+            assert 'path="/sessions/{session}' in text
+            assert "\\" not in text
 
     run(main())
-    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
-    assert [(line["tenant"], line["status"]) for line in lines] == [("ann", 200), ("", 401)]
+    first, after = ((tmp_path / f"access.{name}").read_text() for name in ("1", "jsonl"))
+    lines = [json.loads(line) for line in first.splitlines()]
+    answered = [(line["tenant"], line["status"]) for line in lines]
+    assert answered == [("ann", 200), ("", 401), ("ann", 200), ("", 404), ("", 405)]
+    assert lines[2]["path"] == f"/sessions/a%20b{GENERATE}"
+    assert json.loads(after)["path"] == "/after"
     assert lines[0]["path"] == GENERATE
     assert (lines[0]["trajectory"], lines[0]["output_tokens"]) == ("ann:s", 5)
     assert "ann" not in json.dumps(lines[1])
+
+
+def test_a_log_that_takes_no_line_takes_no_answer_and_is_noted_once(tmp_path: Path, caplog):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            http.bench.front.access_log = log = AccessLog(Path("/dev/full"))
+            for path in ("ann", "ann", "nobody"):
+                assert (await ask(http, path))[0] == (401 if path == "nobody" else 200)
+            assert (await http("GET", "/nothing"))[0] == 404
+            log.close()
+
+    run(main())
+    assert [r.getMessage().count("serve.access_log") for r in caplog.records] == [1]
 
 
 def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
