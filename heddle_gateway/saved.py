@@ -135,6 +135,7 @@ class SavedState:
             answer = msgspec.msgpack.decode(found[0], type=_Answer)
         except msgspec.MsgspecError:  # of another version
             return False
+        step.measured = True
         step.trajectory, step.uncounted = answer.trajectory, answer.uncounted
         for event in answer.events:
             step.relayed.take(event)
