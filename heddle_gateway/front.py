@@ -293,7 +293,9 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
             if other is None:
                 response = await handle(front, request)
             else:
-                response = await passed(request, await front.raw_body(request), other)
+                raw = await front.raw_body(request)
+                with front.tenants.holding(request.tenant, 1):
+                    response = await passed(request, raw, other)
             status = response.status
             return response
         except (ApiError, RenderError) as refused:
