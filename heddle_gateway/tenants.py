@@ -130,9 +130,12 @@ class Tenants:
         """Count steps while they are under way.
 
         Raises:
-            ApiError: they are too many.
+            ApiError: they are too many, now or at any time.
         """
         tenant, use = self.by_name.get(name), self.uses.setdefault(name, _Use())
+        if tenant is not None and steps > tenant.concurrent:
+            text = f"this asks for {steps} answers, and {name} may have {tenant.concurrent} at once"
+            raise ApiError(400, text, param="n", ours=True)
         if tenant is not None and use.steps + steps > tenant.concurrent:
             raise _too_many(f"{name} may have {tenant.concurrent} steps at once", retry_after_s=1)
         use.steps += steps

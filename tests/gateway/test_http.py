@@ -223,6 +223,11 @@ def test_a_pause_holds_steps_and_the_end_of_a_weight_sync_voids_kv():
             assert (await http("POST", "/pause?mode=never"))[0] == 400
             versions = [e.version for e in http.bench.events(WeightsUpdated)]
             assert versions == [4, 5]
+            assert "was 5" in (await http.post("/resume", {"weights_version": 3}))["note"]
+            most = {"weights_version": 2**31 - 1}
+            assert await http.post("/resume", most) == {"status": "resumed"}
+            assert (await http("POST", "/weight_sync/end"))[0] == 400
+            assert (await http.post("/weight_sync/end", {"weights_version": 5}))["status"]
 
     run(main())
 

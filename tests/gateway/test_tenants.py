@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,7 +137,8 @@ def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_othe
             http.bench.gateway.resume()
             assert [(await each)[0] for each in held] == [200, 200]
             sampling = {"max_tokens": 2, "n": 3}
-            assert (await ask(http, "bob", sampling_params=sampling))[0] == 429
+            status, error = await ask(http, "bob", sampling_params=sampling)
+            assert (status, error["error"]["param"]) == (400, "n")  # it would never be answered
 
     run(main())
 
@@ -282,5 +284,34 @@ def test_an_answer_of_another_gateway_is_not_passed_to_a_tenant(tmp_path: Path):
             status, said = await ask(http, "ann", model="big")
             assert status == 502
             assert "cannot tell the tenants" in said["error"]["message"]
+
+    run(main())
+
+
+def test_steps_at_the_server_of_another_model_count_too(tmp_path: Path):
+    class Held:
+        def __init__(self) -> None:
+            self.began, self.over = asyncio.Event(), asyncio.Event()
+
+        @asynccontextmanager
+        async def open(self, *_: Any) -> AsyncIterator[Any]:
+            async def some() -> bytes:
+                return b""
+
+            self.began.set()
+            await self.over.wait()
+            yield SimpleNamespace(status=200, headers={}, some=some)
+
+    async def main() -> None:
+        async with tenants(tmp_path, ann="concurrent = 1") as http:
+            http.bench.front.others = {"big": (held := Held())}
+            going = asyncio.create_task(ask(http, "ann", model="big"))
+            await held.began.wait()
+            assert (await ask(http, "ann"))[0] == 429
+            late = asyncio.create_task(ask(http, "ann", model="big"))
+            await asyncio.sleep(0.1)
+            held.over.set()
+            assert ((await late)[0], (await going)[0]) == (429, 200)
+            assert (await ask(http, "ann"))[0] == 200
 
     run(main())
