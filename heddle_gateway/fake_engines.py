@@ -361,11 +361,7 @@ def _is_id(token: object) -> bool:
 
 
 def _check_sampling(body: Mapping[str, Any]) -> None:
-    """Refuse what vLLM refuses in `n` and `stop`.
-
-    Raises:
-        RenderError: names the field.
-    """
+    """Refuse what vLLM refuses in `n` and `stop`, with a RenderError that names the field."""
     wanted, stops = body.get("n"), body.get("stop")
     if wanted is not None:
         try:
