@@ -2,6 +2,7 @@
 
 import re
 import resource
+import time
 from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -94,6 +95,7 @@ class Routes:
     """Which path and method has which handler; implements `heddle_gateway.http_server.Handle`."""
 
     def __init__(self, front: Front) -> None:
+        self._front = front
         self._fixed: dict[str, dict[str, Answering]] = {}
         self._patterns: dict[str, tuple[re.Pattern[str], dict[str, Answering]]] = {}
         """By how a path is written: ``{name}`` is a part of it, ``{name:regex}`` what fits."""
@@ -113,7 +115,8 @@ class Routes:
             self._add(front, "POST", path, engine_control.passed_to_all(path), "admin")
 
     def _add(self, front: Front, method: str, path: str, handle: Handler, access: Access) -> None:
-        answer = answering(front, path, handle, access)
+        # A metric's label has no backslash, which would begin an escape.
+        answer = answering(front, re.sub(r"{(\w+):[^}]*}", r"{\1}", path), handle, access)
         if "{" not in path:
             self._fixed.setdefault(path, {})[method] = answer
             return
@@ -134,16 +137,18 @@ class Routes:
                     parts = found.groupdict()
                     request.match_info = {name: unquote(text) for name, text in parts.items()}
                     return answer(request)
-        return _missing(request, HTTPStatus.METHOD_NOT_ALLOWED if allowed else HTTPStatus.NOT_FOUND)
+        missing = HTTPStatus.METHOD_NOT_ALLOWED if allowed else HTTPStatus.NOT_FOUND
+        return self._missing(request, missing)
 
-
-async def _missing(request: HttpRequest, status: HTTPStatus) -> Response:
-    """Answer paths and methods that are not there as vLLM does, a slash at the end among them."""
-    path = request.path.rstrip("/")
-    if status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:
-        query = f"?{request.query_string}" * bool(request.query_string)
-        return Response(status=307, headers={"Location": path + query})
-    return error_response(not_there(status, status.phrase))
+    async def _missing(self, request: HttpRequest, status: HTTPStatus) -> Response:
+        """Answer paths and methods that are not there as vLLM does, a slash at the end too."""
+        path, answer = request.path.rstrip("/"), error_response(not_there(status, status.phrase))
+        if status == HTTPStatus.NOT_FOUND and path != request.path and path in _PATHS:
+            query = f"?{request.query_string}" * bool(request.query_string)
+            answer = Response(status=307, headers={"Location": path + query})
+        if self._front.access_log is not None:
+            self._front.access_log.write(request, answer.status, time.monotonic())
+        return answer
 
 
 def listening(

@@ -87,6 +87,8 @@ class ClientStep:
     """When it ended, of `time.monotonic`."""
     traced = False
     """Whether its span was made."""
+    measured = False
+    """Whether metrics have it, or those of an earlier gateway."""
     trajectory = ""
     """That it is a step of, once it is submitted."""
     clients = 0
@@ -299,7 +301,7 @@ class ClientStep:
 
     def _notify(self) -> None:
         self.news += 1
-        if self.first_s is None:
+        if self.first_s is None and not self.over:
             self.first_s = time.monotonic()
         ended = []
         if self.over:

@@ -188,9 +188,13 @@ async def pause(front: Front, request: HttpRequest) -> Response:
 async def resume(front: Front, request: HttpRequest) -> Response:
     """``POST /resume {weights_version}``."""
     version = _count(await front.body(request), "weights_version")
+    before = front.gateway.weights_version
     await engines_resumed(front)
     front.gateway.resume(version)
-    return json_response({"status": "resumed"})
+    answer = {"status": "resumed"}
+    if version is not None and version < before:  # as after a training that began at a checkpoint
+        answer["note"] = f"weights_version was {before}, and is {version} now"
+    return json_response(answer)
 
 
 async def begin_weight_sync(front: Front, request: HttpRequest) -> Response:
@@ -210,7 +214,9 @@ def _end_weight_sync(gateway: Gateway, pause: int) -> None:
 async def end_weight_sync(front: Front, request: HttpRequest) -> Response:
     """``POST /weight_sync/end {weights_version}``."""
     version = _count(await front.body(request), "weights_version")
-    front.gateway.resume(front.gateway.weights_version + 1 if version is None else version)
+    if version is None:
+        version = _count({"weights_version": front.gateway.weights_version + 1}, "weights_version")
+    front.gateway.resume(version)
     return json_response({"status": "resumed", "weights_version": front.gateway.weights_version})
 
 
@@ -241,7 +247,8 @@ async def drain(front: Front, request: HttpRequest) -> Response:
 
 async def reload(front: Front, request: HttpRequest) -> Response:
     """``POST /reload``: keys and engines are read again."""
-    return json_response({"status": "ok", "notes": await front.reload() if front.reload else ()})
+    notes = await front.reload() if front.reload else ()
+    return json_response({"status": "failed" if notes else "ok", "notes": notes})
 
 
 async def metrics(front: Front, request: HttpRequest) -> Response:
@@ -296,5 +303,6 @@ def _count(body: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**31:
-        raise ApiError(400, f"{name} must be a whole number of 0 or more", param=name)
+        text = f"{name} must be a whole number from 0 to {2**31 - 1:,}"
+        raise ApiError(400, text, param=name)
     return value

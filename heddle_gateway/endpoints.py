@@ -96,7 +96,7 @@ async def _checked(
         _check_forwarded(endpoint, body, relayed=relayed)
     check_supported(body, relayed=relayed)
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
-    samples = samples_of(body.get("sampling_params") or {} if endpoint == GENERATE else body)
+    samples = _samples(endpoint, body)
     named = request.headers.get("X-Request-Id") or text_field(body, "request_id")
     trace, traces = trace_context(request.headers.get("traceparent", "")), front.traces
     make = partial(
@@ -124,6 +124,14 @@ async def _checked(
             mine = traces.of_step(trace) if traces is not None else trace
             steps.append((one, prompt, make(endpoint, one, prompt, sample=number, trace=mine)))
     return _Checked(body, named, who, model, samples, steps)
+
+
+def _samples(endpoint: str, body: Mapping[str, Any]) -> int:
+    """How many answers a request wants of each prompt; paths without `n` have one."""
+    sampling = body.get("sampling_params") if endpoint == GENERATE else body
+    if endpoint in FORWARDED or not isinstance(sampling, Mapping):
+        return 1
+    return samples_of(sampling)
 
 
 def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -> None:

@@ -182,7 +182,9 @@ class WordRenderer:
         ids = _chat(body) if endpoint.endswith("chat/completions") else _prompt(body)
         if not ids:
             raise _refused("the prompt is empty", "prompt")
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        _check_sampling(body)
+        limit = body.get("max_completion_tokens")
+        limit = body.get("max_tokens") if limit is None else limit
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise _refused(f"max_tokens must be 1 or more, not {limit!r}", "max_tokens")
         named = ("temperature", "top_p", "top_k", "stop", "seed", "min_tokens")
@@ -284,7 +286,10 @@ class WordRenderer:
     async def call(self, path: str, body: dict[str, Any]) -> Any:
         """Tokenize, detokenize or render."""
         if path == "/detokenize":
-            return {"prompt": self.decode(body.get("tokens") or [])}
+            tokens = body.get("tokens") or []
+            if not isinstance(tokens, list) or not all(map(_is_id, tokens)):
+                raise _refused("tokens must be a list of token ids", "tokens")
+            return {"prompt": self.decode(tokens)}
         if path == "/tokenize":
             ids = _chat(body) if "messages" in body else _prompt(body)
             return {"count": len(ids), "max_model_len": self._context_tokens, "tokens": ids}
@@ -314,7 +319,7 @@ def _chat(body: dict[str, Any]) -> list[int]:
     ids: list[int] = []
     for message in messages:
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in _ROLES:
+        if not isinstance(role, str) or role not in _ROLES:
             raise _refused(f"a message has the role {role!r}; it may be {list(_ROLES)}", "messages")
         ids += [_ROLES[role], *_content(message), END]
     return [*ids, _ROLES["assistant"]]
@@ -329,6 +334,8 @@ def _content(message: Mapping[str, Any]) -> list[int]:
     if not isinstance(content, str):
         raise _refused("the content of a message must be a text", "messages")
     calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise _refused("the tool_calls of a message must be a list", "messages")
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     called = [
         f"{function.get('name')} {function.get('arguments', '')}"
@@ -344,9 +351,28 @@ def _prompt(body: dict[str, Any]) -> list[int]:
         prompt = prompt[0]
     if isinstance(prompt, str):
         return encode(prompt)
-    if isinstance(prompt, list) and all(isinstance(i, int) and i >= 0 for i in prompt):
+    if isinstance(prompt, list) and all(map(_is_id, prompt)):
         return prompt
     raise _refused("prompt must be one text or one list of token ids", "prompt")
+
+
+def _is_id(token: object) -> bool:
+    return isinstance(token, int) and 0 <= token < 1 << 32
+
+
+def _check_sampling(body: Mapping[str, Any]) -> None:
+    """Refuse what vLLM refuses in `n` and `stop`, with a RenderError that names the field."""
+    wanted, stops = body.get("n"), body.get("stop")
+    if wanted is not None:
+        try:
+            wanted = int(wanted)
+        except (TypeError, ValueError, OverflowError):
+            raise _refused("n must be a whole number", "n") from None
+        if wanted < 1:
+            raise _refused(f"n must be at least 1, got {wanted}", "n")
+    texts = stops if isinstance(stops, list) else [stops or ""]
+    if not all(isinstance(stop, str) for stop in texts):
+        raise _refused("stop must be a text or a list of texts", "stop")
 
 
 def _refused(message: str, param: str) -> RenderError:

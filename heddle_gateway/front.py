@@ -13,7 +13,7 @@ import msgspec
 from heddle_gateway.access import AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
-from heddle_gateway.errors import ApiError, of_renderer
+from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.http import HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
@@ -146,7 +146,7 @@ class Front:
                 kind="permission_error",
             )
         key = (settings.admin_key if admin else "") or settings.api_key
-        if not key and (admin or not self.tenants.by_name):
+        if not key and (admin or self.tenants.path is None):
             return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if not kind:  # as Anthropic's clients send it
@@ -162,7 +162,7 @@ class Front:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
-        return UNNAMED if self.tenants.by_name else ""
+        return "" if self.tenants.path is None else UNNAMED
 
     async def body(self, request: HttpRequest) -> dict[str, Any]:
         """Read a request's JSON object; empty without a body.
@@ -181,6 +181,8 @@ class Front:
         try:
             return await request.read(self.settings.body_bytes, self.settings.body_s)
         except RequestError as error:
+            if error.status == 503:
+                raise unavailable(str(error)) from None
             raise ApiError(error.status, str(error)) from None
 
     async def other_endpoint(self, request: HttpRequest) -> Endpoint | None:
@@ -196,7 +198,9 @@ class Front:
         """Return a body with the model's name that engines know."""
         facts = self.engine_facts()
         model = body.get("model")
-        if facts is None or model in (None, "", facts.model) or model in self.model.adapters():
+        if facts is None or model in (None, "", facts.model):
+            return body
+        if not isinstance(model, str) or model in self.model.adapters():
             return body
         return {**body, "model": facts.model}
 
@@ -289,15 +293,17 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
             if other is None:
                 response = await handle(front, request)
             else:
-                response = await passed(request, await front.raw_body(request), other)
+                raw = await front.raw_body(request)
+                with front.tenants.holding(request.tenant, 1):
+                    response = await passed(request, raw, other)
             status = response.status
             return response
-        except ApiError as error:
+        except (ApiError, RenderError) as refused:
+            # The frames of a traceback have the body, and some of them the error.
+            refused.__traceback__ = refused.__context__ = None
+            error = of_renderer(refused) if isinstance(refused, RenderError) else refused
             status = error.status
             return error_response(error, path)
-        except RenderError as refused:
-            status = refused.status
-            return error_response(of_renderer(refused), path)
         except ConnectionError:
             raise  # the client is gone
         except Exception:
@@ -307,7 +313,7 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
             return error_response(failed, path)
         finally:
             if front.access_log is not None and access != "open":
-                front.access_log.write(request, path, status, began_s)
+                front.access_log.write(request, status, began_s)
             if front.traces is not None and access != "open":
                 front.traces.write(request, path, status, began_s)
             metrics.open -= 1

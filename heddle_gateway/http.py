@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 
+_SMALL, _FEW = 4096, 16
+"""After a few pieces of a body, small ones are joined: each object takes 40 bytes more."""
+
+
 class RequestError(Exception):
     """A body that cannot be read; the message says why."""
 
@@ -38,6 +42,13 @@ class Headers(dict[str, str]):
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(str(name).lower())
+
+
+class Receiving:
+    """Bytes of bodies that came and were not read, of all connections."""
+
+    def __init__(self, limit: int) -> None:
+        self.bytes, self.limit = 0, limit
 
 
 class HttpQuery(dict[str, str]):
@@ -80,8 +91,8 @@ class HttpRequest:
         self.path, _, self.query_string = target.partition("?")
         self.match_info: Mapping[str, str] = {}
         self.complete = False
-        self._pieces: list[bytes] = []
-        self._size = 0
+        self._pieces: list[bytes | bytearray] = []
+        self._size, self._held = 0, 0
         self._error: RequestError | None = None
         self._read: bytes | None = None
         self._came: asyncio.Future[None] | None = None
@@ -121,8 +132,20 @@ class HttpRequest:
         self._size += len(data)
         if self._size > limit:
             self.fail(RequestError(413, f"the body is larger than {limit:,} bytes"))
-        elif self._error is None:
-            self._pieces.append(data)
+            return
+        receiving = self.connection.receiving
+        if self._error is None and receiving.bytes + len(data) > receiving.limit:
+            text = f"the bodies that come now have more than {receiving.limit:,} bytes"
+            self.fail(RequestError(503, f"{text}: send the same again later"))
+        if self._error is not None:
+            return
+        receiving.bytes += len(data)
+        self._held += len(data)
+        joins = len(data) < _SMALL and len(self._pieces) >= _FEW
+        if joins and isinstance(last := self._pieces[-1], bytearray):
+            last += data
+        else:
+            self._pieces.append(bytearray(data) if joins else data)
 
     def end(self) -> None:
         """Its body is complete."""
@@ -132,8 +155,14 @@ class HttpRequest:
     def fail(self, error: RequestError) -> None:
         """Its body cannot be read."""
         self._error = error
-        self._pieces.clear()
+        self.release()
         self._wake()
+
+    def release(self) -> None:
+        """Drop what came of its body and was not read."""
+        self.connection.receiving.bytes -= self._held
+        self._held = 0
+        self._pieces.clear()
 
     def _wake(self) -> None:
         if self._came is not None and not self._came.done():
@@ -159,13 +188,14 @@ class HttpRequest:
             except TimeoutError:
                 self.fail(RequestError(408, f"the body did not come in {limit_s:g} s"))
         if self._error is not None:
-            raise self._error
+            # Another object each time: raised, this one would hold itself with its frames.
+            raise RequestError(self._error.status, str(self._error))
         packed = b"".join(self._pieces)
-        self._pieces.clear()
+        self.release()
         try:
             self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
         except RequestError as error:
-            self._error = error  # a second read raises it too
+            self._error = RequestError(error.status, str(error))  # for a second read
             raise
         return self._read
 

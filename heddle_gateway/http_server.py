@@ -11,12 +11,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from heddle_gateway.http import REASONS, Headers, HttpRequest, RequestError, Response
+from heddle_gateway.http import REASONS, Headers, HttpRequest, Receiving, RequestError, Response
 
 BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
 HEAD_BYTES: Final = 64 << 10
 """Of a request's head."""
+RECEIVED_BYTES: Final = 512 << 20
+"""Of bodies that come at the same time and are not read yet; at least four may have the most."""
 KEEP_ALIVE_S: Final = 75.0
 """A connection without a request is closed after this."""
 LINGER_S: Final = 5.0
@@ -31,6 +33,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, others: "OpenConnections") -> None:
         self._others, self._loop = others, asyncio.get_running_loop()
+        self.receiving = others.receiving
         self.transport: asyncio.Transport | None = None
         self._parser = httptools.HttpRequestParser(self)
         self._waiting: deque[HttpRequest] = deque()
@@ -54,7 +57,13 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._others.connections.discard(self)
+        for request in (*self._waiting, self._coming):
+            if request is not None:
+                request.fail(RequestError(400, "the client is gone"))
         self._waiting.clear()
+        # The parser has this connection's methods: bodies would stay until garbage is collected.
+        self._drops, self._coming = True, None
+        del self._parser
         if self.current is not None:
             self.current.cancel()
         self.resume_writing()
@@ -182,6 +191,7 @@ class Connection(asyncio.Protocol):
             request.keep_alive = False
             _LOG.exception("a request to %s failed", request.path)
         finally:
+            request.release()
             self.current, self.since_s = None, self._loop.time()
             self._next(request)
 
@@ -240,6 +250,7 @@ class OpenConnections:
 
     def __init__(self, handle: Handle, *, body_bytes: int) -> None:
         self.handle, self.body_bytes = handle, body_bytes
+        self.receiving = Receiving(max(RECEIVED_BYTES, 4 * body_bytes))
         self.connections: set[Connection] = set()
         self.ends = False
 

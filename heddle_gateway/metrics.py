@@ -60,7 +60,10 @@ class Metrics:
         self._requests[path, status] = self._requests.get((path, status), 0) + 1
 
     def step(self, step: ClientStep, began_s: float, now_s: float) -> None:
-        """Count a step that was answered; times are of `time.monotonic`."""
+        """Count a step the first time that it was answered; times are of `time.monotonic`."""
+        if step.measured:
+            return
+        step.measured = True
         self._steps.take(now_s - began_s)
         if step.dispatched_s is not None:
             self._queue.take(step.dispatched_s - step.submitted_s, step.engine)

@@ -221,7 +221,7 @@ def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:
     if endpoint not in (CHAT, *FORWARDED) or not isinstance(messages, list):
         return None
     roles = (m.get("role", m.get("type")) for m in messages if isinstance(m, dict))
-    return any(role in _OF_REPLIES for role in roles)
+    return any(isinstance(role, str) and role in _OF_REPLIES for role in roles)
 
 
 def generate_choice(

@@ -23,8 +23,8 @@ NO_TENANTS: Final = (
 )
 
 
-def _kept(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OURS}
+def _kept(headers: Mapping[str, str], *ours: str) -> dict[str, str]:
+    return {n: value for n, value in headers.items() if n.lower() not in (*_OURS, *ours)}
 
 
 async def passed(request: HttpRequest, raw: bytes, endpoint: Endpoint) -> Response:
@@ -35,7 +35,8 @@ async def passed(request: HttpRequest, raw: bytes, endpoint: Endpoint) -> Respon
             that cannot tell tenants apart.
     """
     response: Stream | None = None
-    call = endpoint.open(request.method, request.target, raw, _kept(request.headers))
+    sent = _kept(request.headers, "content-encoding")  # the body was unpacked
+    call = endpoint.open(request.method, request.target, raw, sent)
     try:
         async with call as answer:
             if request.tenant and GATEWAY_HEADER in answer.headers:

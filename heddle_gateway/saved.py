@@ -8,6 +8,8 @@ import logging
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ import msgspec
 from heddle_gateway.client_step import ClientStep
 from heddle_runtime.generation import GenerationEnd
 
+BUSY_S: Final = 0.1
+"""For another process to let go of the file; nobody else is answered while this one waits."""
 _LOG: Final = logging.getLogger(__name__)
 _TABLES: Final = """
     PRAGMA journal_mode = WAL;
@@ -55,8 +59,11 @@ class SavedState:
             SavedStateError: another gateway has it, or it is no such file.
         """
         self._idle_s, self._keep_answer_s = idle_s, keep_answer_s
+        self._fails = False
         try:
-            self._lock = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            place = path.resolve()  # two names of one file have one lock
+            self._lock = os.open(f"{place}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+            os.close(os.open(place, os.O_CREAT | os.O_RDWR, 0o600))  # answers are for nobody else
         except OSError as error:
             raise SavedStateError(f"serve.state: {path}: {error.strerror}") from None
         try:
@@ -66,8 +73,10 @@ class SavedState:
             text = "another gateway uses it: end that, or give this one a file of its own"
             raise SavedStateError(f"serve.state: {path}: {text}") from None
         try:
-            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db = sqlite3.connect(place, timeout=BUSY_S, isolation_level=None)
             self._db.executescript(_TABLES)
+            if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
+                raise sqlite3.DatabaseError(found[0])
         except sqlite3.Error as error:
             os.close(self._lock)
             raise SavedStateError(f"serve.state: {path}: {error}; give another file") from None
@@ -79,8 +88,20 @@ class SavedState:
 
     def url_of(self, session: str) -> str:
         """Return the URL of the engine that a session ran at last, "" if there is none."""
-        found = self._db.execute("SELECT url FROM sessions WHERE id = ?", (session,)).fetchone()
-        return found[0] if found is not None else ""
+        with self._noted():
+            found = self._db.execute("SELECT url FROM sessions WHERE id = ?", (session,)).fetchone()
+            return found[0] if found is not None else ""
+        return ""
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Log the first of several errors: without the file, the gateway goes on as without one."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if not self._fails:
+                _LOG.warning("serve.state: nothing is kept or found while this holds: %s", error)
+            self._fails = True
 
     def keep(self, session: str, step: ClientStep, end: GenerationEnd, url: str) -> None:
         """Write how a step of a session ended, before a client has it."""
@@ -95,24 +116,26 @@ class SavedState:
             end,
         )
         row = (session, step.key, now_s + self._keep_answer_s, msgspec.msgpack.encode(answer))
-        try:
+        with self._noted():
             with self._db:
                 self._db.execute("BEGIN")
                 self._db.execute("REPLACE INTO sessions VALUES (?, ?, ?)", (session, url, now_s))
                 self._db.execute("REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
-        except sqlite3.Error as error:  # a full disk is no reason to answer nobody
-            _LOG.warning("serve.state: an answer is not kept: %s", error)
+            self._fails = False
 
     def restore(self, session: str, step: ClientStep) -> bool:
         """End a step as an equal one of its session ended; return whether there was one."""
         query = "SELECT answer FROM answers WHERE session = ? AND key = ? AND until_s > ?"
-        found = self._db.execute(query, (session, step.key, time.time())).fetchone()
+        found = None
+        with self._noted():
+            found = self._db.execute(query, (session, step.key, time.time())).fetchone()
         if found is None:
             return False
         try:
             answer = msgspec.msgpack.decode(found[0], type=_Answer)
         except msgspec.MsgspecError:  # of another version
             return False
+        step.measured = True
         step.trajectory, step.uncounted = answer.trajectory, answer.uncounted
         for event in answer.events:
             step.relayed.take(event)
@@ -124,11 +147,14 @@ class SavedState:
 
     def finish(self, session: str) -> bool:
         """Forget a session; return whether it was there."""
-        self._db.execute("DELETE FROM answers WHERE session = ?", (session,))
-        return self._db.execute("DELETE FROM sessions WHERE id = ?", (session,)).rowcount > 0
+        with self._noted():
+            self._db.execute("DELETE FROM answers WHERE session = ?", (session,))
+            return self._db.execute("DELETE FROM sessions WHERE id = ?", (session,)).rowcount > 0
+        return False
 
     def sweep(self) -> None:
         """Forget what is due."""
         now_s = time.time()
-        self._db.execute("DELETE FROM answers WHERE until_s < ?", (now_s,))
-        self._db.execute("DELETE FROM sessions WHERE seen_s < ?", (now_s - self._idle_s,))
+        with self._noted():
+            self._db.execute("DELETE FROM answers WHERE until_s < ?", (now_s,))
+            self._db.execute("DELETE FROM sessions WHERE seen_s < ?", (now_s - self._idle_s,))

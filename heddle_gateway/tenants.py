@@ -43,7 +43,7 @@ def read_tenants(path: Path) -> Mapping[str, Tenant]:
     """Read a TOML file with a table for each name.
 
     Raises:
-        TenantsError: it cannot be read, or has a wrong field, or a key twice.
+        TenantsError: it cannot be read, names nobody, or has a wrong field, or a key twice.
     """
     try:
         found = msgspec.convert(tomllib.loads(path.read_text()), _Tables)
@@ -54,6 +54,9 @@ def read_tenants(path: Path) -> Mapping[str, Tenant]:
             f"serve.keys: {path}: {error}. Give each name a table with sha256, as "
             "`printf %s KEY | sha256sum` prints it"
         ) from None
+    if not found:
+        remedy = "give each tenant a table, or leave serve.keys out"
+        raise TenantsError(f"serve.keys: {path} names nobody: {remedy}")
     names: dict[str, str] = {}
     for name, tenant in found.items():
         if (other := names.setdefault(tenant.sha256, name)) != name:
@@ -127,9 +130,12 @@ class Tenants:
         """Count steps while they are under way.
 
         Raises:
-            ApiError: they are too many.
+            ApiError: they are too many, now or at any time.
         """
         tenant, use = self.by_name.get(name), self.uses.setdefault(name, _Use())
+        if tenant is not None and steps > tenant.concurrent:
+            text = f"this asks for {steps} answers, and {name} may have {tenant.concurrent} at once"
+            raise ApiError(400, text, param="n", ours=True)
         if tenant is not None and use.steps + steps > tenant.concurrent:
             raise _too_many(f"{name} may have {tenant.concurrent} steps at once", retry_after_s=1)
         use.steps += steps

@@ -56,7 +56,7 @@ def _tried(what: str, said: str, look: Callable[[], object]) -> Check:
     try:
         look()
     except (ValueError, OSError) as error:
-        return Check(what, str(error), ok=False)
+        return Check(what, str(error).removeprefix(f"{what}: "), ok=False)
     return Check(what, said)
 
 
@@ -72,6 +72,9 @@ def _files(config: RunConfig) -> Iterator[Check]:
                 raise OSError(f"{place} cannot be written: change its permissions, or the key")
             if key == "state" and path.exists():
                 SavedState(path, serve.idle_s, serve.keep_answer_s).close()
+            elif path.is_char_device():
+                with path.open("ab", buffering=0) as device:
+                    device.write(b"\n")  # /dev/full can be opened, and takes nothing
 
         if name:
             yield _tried(f"serve.{key}", f"{path} can be written", look)

@@ -22,8 +22,14 @@ class Reload:
         """Of `serve.workers` when it was last read."""
 
     async def reload(self) -> Sequence[str]:
-        """Read keys and engines again; return what could not be taken over."""
+        """Read keys and engines again, and reopen the log; return what could not be taken over."""
         notes: list[str] = []
+        log = self._front.access_log
+        try:
+            if log is not None:
+                log.reopen()
+        except OSError as error:
+            notes.append(f"serve.access_log: {error}")
         try:
             self._front.tenants.reload()
             if self._read_again is not None:

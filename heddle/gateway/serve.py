@@ -5,13 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from heddle.config import RunConfig
+from heddle.config import RunConfig, ServeConfig
 from heddle.cost.gpu_use import GpuUse
 from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
@@ -110,6 +110,7 @@ def _serve_on(
     for note in engines["notes"]:
         on_note(note)
     with (
+        _saved(setup.config.serve) as saved,
         seldom_collected(COLLECT_EVERY),
         opened_run(
             setup,
@@ -122,12 +123,19 @@ def _serve_on(
     ):
         path = opened.directory.path
         model = ServedModel(names=setup.config.serve.names, context_tokens=context_tokens)
-        served = _Served(setup, gateway, RunSink(opened.directory), model, on_note)
+        served = _Served(setup, gateway, RunSink(opened.directory), model, saved, on_note)
         with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
             run = served.run(opened.signals, lambda url: on_listening(url, path))
             lateness = runner.run(run)
         joined = setup.config.runtime.engine == "http"
         return opened.finished(lateness, gpu_s=served.use.gpu_s if joined else None)
+
+
+def _saved(serve: ServeConfig) -> AbstractContextManager[SavedState | None]:
+    """Open the file of state, if one is named."""
+    if not serve.state:
+        return nullcontext()
+    return closing(SavedState(Path(serve.state), serve.idle_s, serve.keep_answer_s))
 
 
 def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -173,9 +181,10 @@ class _Served:
         config: GatewayConfig,
         sink: RunSink,
         model: ServedModel,
+        saved: SavedState | None,
         on_note: Callable[[str], None],
     ) -> None:
-        self._setup, self._config, self._sink = setup, config, sink
+        self._setup, self._config, self._sink, self._saved = setup, config, sink, saved
         self._model, self._on_note = model, on_note
         self.use = GpuUse()
         path = setup.config.serve.epoch_file
@@ -206,7 +215,7 @@ class _Served:
                 predictions=CoreEstimates(stack.clock, setup.config.cluster.prediction_s),
                 solver=stack.solver,
                 sessions=SessionLimits(idle_s=serve.idle_s, keep_answer_s=serve.keep_answer_s),
-                saved=self._saved(rest),
+                saved=self._saved,
                 engine_wait_s=serve.engine_wait_s,
                 on_note=self._on_note,
                 report_interval_s=setup.config.cluster.report_interval_s,
@@ -215,18 +224,18 @@ class _Served:
             )
             front = self._front(gateway, rest)
             serving = loop.create_task(gateway.run())
-            closing: list[asyncio.Task[None]] = []
+            ends: list[asyncio.Task[None]] = []
             reloads: list[asyncio.Task[Sequence[str]]] = []
 
             def end(count: int) -> None:
                 if count == 1:
                     drain_s = serve.drain_s if signals.came[0] == signal.SIGTERM else 0.0
-                    closing.append(loop.create_task(_drained(gateway, drain_s)))
+                    ends.append(loop.create_task(_drained(gateway, drain_s)))
                 else:
-                    for task in (serving, *closing):
+                    for task in (serving, *ends):
                         task.cancel()
 
-            front.end = lambda: closing.append(loop.create_task(_drained(gateway, serve.drain_s)))
+            front.end = lambda: ends.append(loop.create_task(_drained(gateway, serve.drain_s)))
             again = Reload(front, config.read_again, self._on_note)
             front.reload = again.reload
             signals.on_hangup = lambda: loop.call_soon_threadsafe(
@@ -242,8 +251,8 @@ class _Served:
                         host = f"[{config.host}]" if ":" in config.host else config.host
                         on_listening(f"http://{host}:{port}")
                         await asyncio.wait([serving])
-                    if closing:
-                        await asyncio.wait(closing)
+                    if ends:
+                        await asyncio.wait(ends)
             finally:
                 signals.on_hangup = None
                 await gateway.close(0.0)
@@ -279,15 +288,6 @@ class _Served:
             return None
         rest.push_async_callback(asyncio.to_thread, traces.close)
         return traces
-
-    def _saved(self, rest: AsyncExitStack) -> SavedState | None:
-        """Open the file of state, if one is named."""
-        serve = self._setup.config.serve
-        if not serve.state:
-            return None
-        saved = SavedState(Path(serve.state), serve.idle_s, serve.keep_answer_s)
-        rest.callback(saved.close)
-        return saved
 
     async def _connect(self, front: Front, stack: EngineStack, rest: AsyncExitStack) -> None:
         """Give the front its renderer, and register the engines that are known.

@@ -296,6 +296,18 @@ def test_an_address_that_others_reach_needs_a_key_or_the_word_that_it_needs_none
     assert "serve.open_to_all means no key" in " ".join(done.output.split())
 
 
+def test_a_file_of_state_that_cannot_be_used_is_said_before_anything_is_made(
+    heddle: Heddle, tmp_path: Path
+):
+    state, out = tmp_path / "state.db", tmp_path / "runs"
+    state.write_text("no database " * 100)
+    done = heddle("serve", "--port", 0, "--out", out, "--set", f"serve.state={state}", *FAST)
+    assert done.exit_code == 2, done.output
+    assert "state.db" in done.output
+    assert "Traceback" not in done.output
+    assert not out.exists()
+
+
 def test_a_worker_that_is_down_at_the_start_joins_when_it_answers(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -79,9 +79,16 @@ def test_every_fault_of_a_configuration_is_said_at_once(heddle: Heddle, tmp_path
     assert not any(ok for ok, _ in found.values())
     assert "none.toml: No such file" in found["configuration"][1]
     assert "--port 0 takes any" in found["address"][1]
-    assert "another gateway uses it" in found["serve.state"][1]
+    assert found["serve.state"][1].startswith(f"{state}: another gateway uses it")
     assert "/no/such" in found["serve.access_log"][1]
     assert "is it vLLM, and ready?" in found["http://127.0.0.1:9"][1]
+
+
+def test_a_log_that_takes_nothing_is_said(heddle: Heddle):
+    full = ("--engine", "fake", "--set", "serve.access_log=/dev/full")
+    status, found = checked(heddle, *full)
+    assert status == 2
+    assert "No space left" in found["serve.access_log"][1]
 
 
 def test_servers_of_other_models_are_asked_for_them(heddle: Heddle, tmp_path: Path):

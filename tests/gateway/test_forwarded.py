@@ -1,6 +1,7 @@
 """`/v1/messages`, `/v1/responses`, adapters and lists of models, on engines by URL."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -197,6 +198,18 @@ def test_requests_for_another_model_go_to_its_server_and_its_answer_comes_back_a
     run(main())
 
 
+def test_a_packed_body_goes_on_unpacked_and_says_so():
+    async def main() -> None:
+        async with two_models() as (http, _):
+            body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 4}
+            raw = gzip.compress(json.dumps({**body, "model": "big"}).encode())
+            named = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+            async with http.http.post(http.bench.url + CHAT, data=raw, headers=named) as answer:
+                assert (answer.status, (await answer.json())["model"]) == (200, "big")
+
+    run(main())
+
+
 def test_the_server_of_another_model_may_be_gone_and_that_is_said_as_an_error():
     async def main() -> None:
         async with client() as http, Connections() as session:
@@ -214,3 +227,30 @@ def test_a_model_elsewhere_needs_a_name_and_a_url(entry: str):
         other_models([entry])
     with pytest.raises(ConfigError, match="name of its own"):
         other_models(["a=http://b:1", "a=http://c:1"])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_fields_of_other_paths_and_odd_roles_are_the_engines_to_judge(path: str):
+    async def main() -> None:
+        async with talking() as at:
+            body = asked(path, "one", n=2)
+            status, answer = await at("POST", path, body)
+            assert (status, text_in(path, answer)) == (200, told(path, body))
+            for odd in ({"type": ["x"]}, {"role": ["u"], "content": "a"}):
+                field = "messages" if path == MESSAGES else "input"
+                status, answer = await at("POST", path, {**asked(path, "two"), field: [odd]})
+                assert status != 500 or answer["error"]["message"] != "the gateway failed"
+
+    run(main())
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", *PATHS])
+@pytest.mark.parametrize("model", [["a"], {}])
+def test_a_model_that_is_no_text_is_refused(path: str, model: Any):
+    async def main() -> None:
+        async with talking() as at:
+            body = {**asked(MESSAGES, "one"), "input": "one", "prompt": "one", "model": model}
+            for each in (path, path + "/render"):
+                assert (await at("POST", each, body))[0] in (400, 404)
+
+    run(main())

@@ -1,10 +1,12 @@
 """The gateway's endpoints: sessions, rollouts, control, keys, and input that wants to break it."""
 
 import asyncio
+import gc
 import gzip
 import io
 import json
 import resource
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -80,6 +82,31 @@ async def raw(bench: Served, data: bytes, limit_s: float = PATIENCE_S) -> bytes:
         found = await reader.read(65_536)
     writer.close()
     return found
+
+
+def test_refused_bodies_are_gone_without_a_collection():
+    async def main() -> None:
+        async with client() as http:
+            texts = ('"x" ' * 250_000, '"x" ' * 250_000 + '"')
+            sent = []
+            for text in texts:
+                body = f'{{"prompt": 5, "more": [{text.strip().replace(" ", ",")}]}}'.encode()
+                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                sent.append(head.encode() + body)
+            gc.collect()
+            gc.disable()
+            tracemalloc.start()
+            try:
+                for data in sent * 4:
+                    assert (await raw(http.bench, data)).startswith(b"HTTP/1.1 400")
+                await asyncio.sleep(0.05)
+                assert tracemalloc.get_traced_memory()[0] < 1_000_000
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+
+    run(main())
 
 
 # -- what it does ------------------------------------------------------------------------------
@@ -196,6 +223,11 @@ def test_a_pause_holds_steps_and_the_end_of_a_weight_sync_voids_kv():
             assert (await http("POST", "/pause?mode=never"))[0] == 400
             versions = [e.version for e in http.bench.events(WeightsUpdated)]
             assert versions == [4, 5]
+            assert "was 5" in (await http.post("/resume", {"weights_version": 3}))["note"]
+            most = {"weights_version": 2**31 - 1}
+            assert await http.post("/resume", most) == {"status": "resumed"}
+            assert (await http("POST", "/weight_sync/end"))[0] == 400
+            assert (await http.post("/weight_sync/end", {"weights_version": 5}))["status"]
 
     run(main())
 
@@ -376,6 +408,19 @@ BAD: Any = [
     (b'{"session_id": {"a": 1}, "messages": []}', 400, "session_id"),
     (b'{"session_id": "' + b"x" * 600 + b'", "messages": []}', 400, "512 at most"),
     (b'{"cache_salt": 3, "messages": [{"role": "user", "content": "a"}]}', 400, "cache_salt"),
+    (b'{"messages": [{"role": [], "content": "a"}]}', 400, "role"),
+    (b'{"messages": [{"role": "assistant", "tool_calls": 5}]}', 400, "tool_calls"),
+    *(
+        (b'{%b, "messages": [{"role": "user", "content": "a"}]}' % field, 400, says)
+        for field, says in (
+            (b'"stop": 5, "stream": true', "stop"),
+            (b'"stop": ["a", 5]', "stop"),
+            (b'"n": 0', "n must be at least 1"),
+            (b'"n": -3', "n must be at least 1"),
+            (b'"n": "x"', "n must be"),
+            (b'"max_completion_tokens": 0', "max_tokens"),
+        )
+    ),
 ]
 
 
@@ -395,6 +440,25 @@ def test_a_bad_body_is_refused_and_nothing_else_disturbed(body: bytes, status: i
                 assert set(error) == {"message", "type", "param", "code"}
             assert (await going)["choices"]
             assert len(http.bench.events(TrajectoryArrived)) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/completions", {"prompt": [99_999_999_999]}, "prompt"),
+        ("/detokenize", {"tokens": 5}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": [1]}, "sampling_params"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": "x"}, "sampling_params"),
+    ],
+)
+def test_fields_of_a_wrong_type_are_refused(path: str, body: Any, says: str):
+    async def main() -> None:
+        async with client() as http:
+            status, answer = await http("POST", path, body)
+            assert (status, says in answer["error"]["message"]) == (400, True), answer
 
     run(main())
 

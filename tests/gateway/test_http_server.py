@@ -1,13 +1,16 @@
 """The server alone: what requests may look like, and what clients may do to it."""
 
 import asyncio
+import gc
 import gzip
 import re
+import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from socket import has_dualstack_ipv6
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -391,6 +394,103 @@ def test_a_connection_whose_client_does_not_read_its_answer_ends(monkeypatch):
             at.asked[0].connection.resume_writing()  # type: ignore[attr-defined]
             while at.asked[0].transport is not None:
                 await asyncio.sleep(0.01)
+            writer.close()
+
+    run(main())
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def cut(at: Server, sent: bytes) -> Any:
+    """A weak reference to the request of a client that sends this and leaves."""
+    _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+    writer.write(sent)
+    while not at.asked:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.02)
+    writer.transport.abort()
+    request = at.asked.pop()
+    while request.transport is not None:
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    return ref(request)
+
+
+def test_bodies_that_are_cut_off_or_refused_are_gone_without_a_collection():
+    head = b"POST /a HTTP/1.1\r\n" + HEAD
+
+    async def main() -> None:
+        async with server() as at:
+            with no_collection():
+                for rest in (
+                    b"Content-Length: 90000\r\n\r\n" + b"y" * 80_000,
+                    b"Content-Length: 90000\r\n\r\n" + b"y" * 90_000,
+                    b"Content-Length: 9\r\nContent-Encoding: gzip\r\n\r\n" + b"y" * 9,
+                    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+                ):
+                    assert (await cut(at, head + rest))() is None
+
+    run(main())
+
+
+def test_bodies_that_come_at_the_same_time_have_one_limit(monkeypatch):
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 4 * LIMIT)
+    head = b"POST /held HTTP/1.1\r\n" + HEAD + b"Content-Length: 100000\r\n\r\n"
+
+    async def main() -> None:
+        async with server() as at:
+            stalled = []
+            for n in range(4):
+                _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+                writer.write(head + b"y" * 99_990)
+                stalled.append(writer)
+                while len(at.asked) <= n:
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            at.held.set()
+            over = head.replace(b"/held", b"/a") + b"y" * 50_000
+            assert (await at.raw(over, b"y" * 50_000)).startswith(b"HTTP/1.1 503")
+            for writer in stalled:
+                writer.transport.abort()
+            while any(each.transport is not None for each in at.asked):
+                await asyncio.sleep(0.001)
+            whole = head.replace(b"/held", b"/a") + b"y" * 100_000
+            for _ in range(5):
+                assert (await at.raw(whole)).startswith(b"HTTP/1.1 200")
+
+    run(main())
+
+
+def test_a_body_in_tiny_chunks_takes_little_more_than_its_bytes():
+    head = b"POST /held HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunks = b"2\r\nyy\r\n" * 5_000
+
+    async def main() -> None:
+        async with server(body_bytes=1 << 20) as at:
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(head)
+            while not at.asked:
+                await asyncio.sleep(0.001)
+            tracemalloc.start()
+            try:
+                before, _ = tracemalloc.get_traced_memory()
+                for _ in range(20):
+                    writer.write(chunks)
+                    await writer.drain()
+                while at.asked[0].connection.receiving.bytes < 200_000:
+                    await asyncio.sleep(0.001)
+                now, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert now - before < 1_000_000
             writer.close()
 
     run(main())

@@ -16,6 +16,7 @@ from tests.patience import PATIENCE_S
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
+from heddle_gateway.saved import SavedState
 from heddle_runtime.vllm_http.probe import CHAT, MESSAGES
 from tests.app.test_serve import FakeVllmThread
 from tests.gateway.test_forwarded import asked as forwarded
@@ -91,7 +92,8 @@ def test_engines_and_keys_are_read_again_at_a_hangup_or_a_call(tmp_path: Path):
             while listed(served) != [second]:
                 pass
             config.write_text("[serve]\nworkers = 3\n")
-            assert "workers" in served.post("/reload")["notes"][0]
+            said = served.post("/reload")
+            assert (said["status"], "workers" in said["notes"][0]) == ("failed", True)
             assert listed(served) == [second]
             served.end()
 
@@ -153,3 +155,36 @@ def test_metrics_have_the_times_of_steps_by_engine_and_the_dashboard_asks_for_no
             asked_for = set(re.findall(r"heddle_[a-z_]+", target["expr"]))
             assert asked_for <= names_in(text), target["expr"]
             assert target["expr"].count("(") == target["expr"].count(")")
+
+
+def test_a_step_counts_once_and_one_without_tokens_has_no_first(tmp_path: Path):
+    async def value(http: Any, name: str) -> float:
+        text = (await http("GET", "/metrics"))[1]
+        return float(re.search(rf"^heddle_{name} (\S+)", text, re.MULTILINE).group(1))
+
+    async def main() -> None:
+        for _ in range(2):
+            saved = SavedState(tmp_path / "state.db", 60.0, 60.0)
+            async with client(mean_tokens=10**9, saved=saved) as http:
+                asked = (http.post(GENERATE, IDS, X_Session_ID="s") for _ in range(3))
+                await asyncio.gather(*asked)
+                await http.post(GENERATE, IDS, X_Session_ID="s")
+                steps = http.bench.gateway.dispatches
+                assert await value(http, "output_tokens_total") == 5 * steps
+                assert await value(http, "prompt_tokens_total") == 3 * steps
+                assert await value(http, "step_seconds_count") == steps
+                if steps:
+                    http.bench.gateway.pause()
+                    held = asyncio.create_task(http.post(GENERATE, IDS, X_Session_ID="t"))
+                    while (await http("GET", "/load"))[1]["server_load"] < 1:
+                        await asyncio.sleep(0.01)
+                    await http.post("/abort_requests")
+                    assert (await held)["choices"][0]["finish_reason"] == "abort"
+                    assert "first_token_seconds_count{" in (await http("GET", "/metrics"))[1]
+                    counts = re.findall(
+                        r"first_token_seconds_count\{.*\} (\d+)", (await http("GET", "/metrics"))[1]
+                    )
+                    assert sum(map(int, counts)) == 1
+            saved.close()
+
+    run(main())

@@ -221,3 +221,51 @@ def test_an_answer_of_another_version_is_made_again(tmp_path: Path):
         db.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", row)
     assert saved.restore("s", SimpleNamespace(key=b"key")) is False
     saved.close()
+
+
+def test_a_file_that_is_locked_or_broken_ends_nothing_and_is_logged_once(tmp_path: Path, caplog):
+    path = tmp_path / "state.db"
+    saved = SavedState(path, 60.0, 60.0)
+
+    async def main() -> None:
+        async with client(mean_tokens=10**9, saved=saved) as http:
+            await http.post(GENERATE, IDS, X_Session_ID="s")
+            with sqlite3.connect(path) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                saved.sweep()
+                await http.post(GENERATE, IDS, X_Session_ID="t")
+                assert (await http.post("/finish_session?session_id=u"))["finished"] is False
+            assert [r.message.count("locked") for r in caplog.records] == [1]
+            await http.post(GENERATE, IDS, X_Session_ID="kept again")
+            saved._db.execute("DROP TABLE answers")
+            saved._db.execute("DROP TABLE sessions")
+            for call in (saved.sweep, lambda: saved.url_of("s"), lambda: saved.finish("s")):
+                call()
+            await http.post(GENERATE, IDS, X_Session_ID="v")
+            assert len(caplog.records) == 2
+
+    run(main())
+    saved.close()
+
+
+def test_a_file_with_a_damaged_page_is_refused_at_the_start(tmp_path: Path):
+    path = tmp_path / "state.db"
+    SavedState(path, 1.0, 1.0).close()
+    with sqlite3.connect(path) as db:
+        rows = ((f"s{n}", "u" * 200, 1.0) for n in range(500))
+        db.executemany("INSERT INTO sessions VALUES (?, ?, ?)", rows)
+    content = bytearray(path.read_bytes())
+    content[-8192:-4096] = b"\xff" * 4096
+    path.write_bytes(content)
+    with pytest.raises(SavedStateError, match=r"state\.db"):
+        SavedState(path, 1.0, 1.0)
+
+
+def test_a_file_has_one_lock_by_whatever_name_and_is_its_owners_alone(tmp_path: Path):
+    path, link = tmp_path / "state.db", tmp_path / "link.db"
+    link.symlink_to(path)
+    saved = SavedState(path, 1.0, 1.0)
+    with pytest.raises(SavedStateError, match="another gateway uses it"):
+        SavedState(link, 1.0, 1.0)
+    assert not path.stat().st_mode & 0o077
+    saved.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +102,21 @@ def test_an_unknown_key_is_refused_and_anthropics_header_is_read(tmp_path: Path)
     run(main())
 
 
+def test_a_file_without_keys_lets_nobody_in(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            front = http.bench.front
+            front.settings = type(front.settings)()
+            (tmp_path / "keys.toml").write_text("")
+            with pytest.raises(TenantsError):
+                front.tenants.reload()
+            front.tenants.by_name = {}
+            for path, body in ((GENERATE, IDS), ("/finish_session?session_id=s", {})):
+                assert (await http("POST", path, body))[0] == 401
+
+    run(main())
+
+
 def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_other(tmp_path: Path):
     limited = "requests_per_minute = 12"
 
@@ -121,7 +137,8 @@ def test_limits_of_one_tenant_are_said_with_when_to_come_again_and_touch_no_othe
             http.bench.gateway.resume()
             assert [(await each)[0] for each in held] == [200, 200]
             sampling = {"max_tokens": 2, "n": 3}
-            assert (await ask(http, "bob", sampling_params=sampling))[0] == 429
+            status, error = await ask(http, "bob", sampling_params=sampling)
+            assert (status, error["error"]["param"]) == (400, "n")  # it would never be answered
 
     run(main())
 
@@ -169,14 +186,41 @@ def test_each_request_has_a_line_of_json(tmp_path: Path):
             await ask(http, "ann", session_id="s")
             await ask(http, "nobody")
             await http("GET", "/health")
+            await http("POST", f"/sessions/a%20b{GENERATE}", IDS, Authorization="Bearer ann")
+            assert (await http("GET", "/nothing"))[0] == 404
+            assert (await http("DELETE", GENERATE))[0] == 405
+            (tmp_path / "access.jsonl").rename(tmp_path / "access.1")
+            log.reopen()
+            await http("GET", "/after")
+            http.bench.front.access_log = None
             log.close()
+            _, text = await http("GET", "/metrics", Authorization="Bearer master")
+            assert 'path="/sessions/{session}' in text
+            assert "\\" not in text
 
     run(main())
-    lines = [json.loads(line) for line in (tmp_path / "access.jsonl").read_text().splitlines()]
-    assert [(line["tenant"], line["status"]) for line in lines] == [("ann", 200), ("", 401)]
+    first, after = ((tmp_path / f"access.{name}").read_text() for name in ("1", "jsonl"))
+    lines = [json.loads(line) for line in first.splitlines()]
+    answered = [(line["tenant"], line["status"]) for line in lines]
+    assert answered == [("ann", 200), ("", 401), ("ann", 200), ("", 404), ("", 405)]
+    assert lines[2]["path"] == f"/sessions/a%20b{GENERATE}"
+    assert json.loads(after)["path"] == "/after"
     assert lines[0]["path"] == GENERATE
     assert (lines[0]["trajectory"], lines[0]["output_tokens"]) == ("ann:s", 5)
     assert "ann" not in json.dumps(lines[1])
+
+
+def test_a_log_that_takes_no_line_takes_no_answer_and_is_noted_once(tmp_path: Path, caplog):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            http.bench.front.access_log = log = AccessLog(Path("/dev/full"))
+            for path in ("ann", "ann", "nobody"):
+                assert (await ask(http, path))[0] == (401 if path == "nobody" else 200)
+            assert (await http("GET", "/nothing"))[0] == 404
+            log.close()
+
+    run(main())
+    assert [r.getMessage().count("serve.access_log") for r in caplog.records] == [1]
 
 
 def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
@@ -201,6 +245,7 @@ def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
         ("[a]\nsha256 = '" + "0" * 64 + "'\nlimit = 3", "limit"),
         ("[a]\nsha256 = '" + "0" * 64 + "'\n[b]\nsha256 = '" + "0" * 64 + "'", "same key"),
         ("[a", "keys.toml"),
+        ("# nobody yet\n", "names nobody"),
     ],
 )
 def test_what_is_wrong_in_a_file_of_keys_is_named(tmp_path: Path, text: str, says: str):
@@ -239,5 +284,34 @@ def test_an_answer_of_another_gateway_is_not_passed_to_a_tenant(tmp_path: Path):
             status, said = await ask(http, "ann", model="big")
             assert status == 502
             assert "cannot tell the tenants" in said["error"]["message"]
+
+    run(main())
+
+
+def test_steps_at_the_server_of_another_model_count_too(tmp_path: Path):
+    class Held:
+        def __init__(self) -> None:
+            self.began, self.over = asyncio.Event(), asyncio.Event()
+
+        @asynccontextmanager
+        async def open(self, *_: Any) -> AsyncIterator[Any]:
+            async def some() -> bytes:
+                return b""
+
+            self.began.set()
+            await self.over.wait()
+            yield SimpleNamespace(status=200, headers={}, some=some)
+
+    async def main() -> None:
+        async with tenants(tmp_path, ann="concurrent = 1") as http:
+            http.bench.front.others = {"big": (held := Held())}
+            going = asyncio.create_task(ask(http, "ann", model="big"))
+            await held.began.wait()
+            assert (await ask(http, "ann"))[0] == 429
+            late = asyncio.create_task(ask(http, "ann", model="big"))
+            await asyncio.sleep(0.1)
+            held.over.set()
+            assert ((await late)[0], (await going)[0]) == (429, 200)
+            assert (await ask(http, "ann"))[0] == 200
 
     run(main())
