@@ -131,7 +131,7 @@ def test_attention_ranks_have_their_own_tables() -> None:
 def test_a_layout_that_does_not_fit_is_refused_with_the_reason() -> None:
     profile = made("Qwen/Qwen3-32B", "l40s")
     assert profile.tps == (2, 4, 8)
-    assert profile.refused["1"].startswith("its weights, 65.5 GB on each GPU of 48.3 GB, leave no")
+    assert profile.refused["1"].startswith("its weights, 65.5 GB on each GPU of 47.7 GB, leave no")
     nodes = made("deepseek-ai/DeepSeek-V3", "h200", tps=(8, 16))
     assert "16 GPUs are more than the 8 that h200 links in a node" in nodes.refused["16"]
 
