@@ -16,7 +16,7 @@ Fitted to published sizes of the KV cache (`tools/profiles/kv_cache_sizes.csv`).
 STATES = 128
 """Sequences whose states of linear attention have room."""
 TRITON_SINCE, SCALES_ONCE_SINCE = (0, 11), (0, 25)
-"""Releases of vLLM: Triton's kernels of MXFP4 on Hopper by default, and without a copy of scales."""
+"""Releases of vLLM: Triton's kernels of MXFP4 on Hopper by default; without a copy of scales."""
 MAX_BATCHED_TOKENS = 8192
 """Tokens of the iteration that activations are reserved for, vLLM's on large GPUs."""
 
