@@ -75,8 +75,8 @@ def unseen() -> str:
     rows = []
     for part in ("nothing", "layout", "engine version", "model"):
         both = [_unseen(engine, part) for engine in ("vllm", "sglang")]
-        rows.append((part, *(" / ".join(of[column] for of in both) for column in columns)))
-    return _table(("left out, vLLM / SGLang", *columns), rows)
+        rows.append((part, *("/".join(of[column] for of in both) for column in columns)))
+    return _table(("left out, vLLM/SGLang", *columns), rows)
 
 
 def claims(outcomes: list[Outcome]) -> str:
