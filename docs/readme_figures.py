@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,9 +26,8 @@ VERDICTS = ("agrees", "direction only", "disagrees")
 
 def figures(outcomes: list[Outcome]) -> str:
     """Return the table of what is predicted, what it was compared with, and how far it was off."""
-    served = [found for found in map(_measured, _profiles()) if found.get("runs")]
-    apart = [each for f in served for each in f.get("tpot_unseen_pct_by_tp", {}).values()]
-    runs, seen = sum(f["runs"] for f in served), median(f["tpot_mean_abs_pct"] for f in served)
+    served = _scores("TPOT and TTFT, vllm")
+    seen, apart = (_unseen("vllm", part) for part in ("nothing", "layout"))
     errors = _read("heddle_sim/profiles/training/published.json")["training"]["errors"]
     training = errors["groups"]["dense"]
     replays = _read("experiments/real_cpu/results.json").values()
@@ -40,9 +39,10 @@ def figures(outcomes: list[Outcome]) -> str:
     rows = [
         (
             "time per output token",
-            f"{runs} published vLLM runs, {len(served)} models and GPU types",
-            f"{seen:.1f} %; {median(apart):.1f} % on unseen layouts, "
-            f"one in ten over {quantiles(apart, n=10)[-1]:.0f} %",
+            f"{sum(int(row['runs']) for row in served)} published vLLM runs, "
+            f"{seen['groups']} layouts",
+            f"{seen['TPOT median']} %; {apart['TPOT median']} % on unseen layouts, one in ten over "
+            f"{float(apart['TPOT P90']):.0f} %, the worst {float(apart['TPOT worst']):.0f} %",
         ),
         (
             "makespan of a rollout",
@@ -67,6 +67,16 @@ def figures(outcomes: list[Outcome]) -> str:
         ),
     ]
     return _table(("figure", "compared with", "error"), rows)
+
+
+def unseen() -> str:
+    """Return the errors of runs by what the fit has not seen, of each engine."""
+    columns = ("TPOT median", "TPOT P90", "TPOT worst", "TTFT median")
+    rows = []
+    for part in ("nothing", "layout", "engine version", "model"):
+        both = [_unseen(engine, part) for engine in ("vllm", "sglang")]
+        rows.append((part, *("/".join(of[column] for of in both) for column in columns)))
+    return _table(("left out, vLLM/SGLang", *columns), rows)
 
 
 def claims(outcomes: list[Outcome]) -> str:
@@ -111,14 +121,17 @@ def _counts(judged: "list[Judged] | tuple[Judged, ...]") -> Mapping[str, int]:
     return {verdict: sum(j.verdict == verdict for j in judged) for verdict in VERDICTS}
 
 
-def _profiles() -> list[dict[str, Any]]:
-    files = sorted((ROOT / "heddle_sim" / "profiles").glob("*.json"))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+def _scores(section: str) -> list[dict[str, str]]:
+    """Rows of a section of the scorecard, by their columns."""
+    page = (ROOT / "benchmarks" / "scorecard.md").read_text(encoding="utf-8")
+    lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return [dict(zip(cells[0], row, strict=False)) for row in cells[1:]]
 
 
-def _measured(profile: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = profile.get("errors", {}).get("measured", {})
-    return found
+def _unseen(engine: str, part: str) -> dict[str, str]:
+    rows = _scores("TPOT and TTFT by what the fit has not seen")
+    return next(row for row in rows if (row["engine"], row["part"]) == (engine, part))
 
 
 def _read(path: str) -> Any:
@@ -133,6 +146,7 @@ def main(arguments: list[str]) -> int:
         "claims": claims(outcomes),
         "points": points(outcomes),
         "cells": cells(),
+        "unseen": unseen(),
     }
     wrong = 0
     for name in ("README.md", "docs/results.md", "docs/speculation.md"):

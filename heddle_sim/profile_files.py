@@ -141,24 +141,30 @@ class Profile:
     def of_version(self, version: str) -> "Profile":
         """Return the profile with the host time of the nearest release that it was measured with.
 
+        Where no release was measured, times stay and `source.note` says so.
+
         Raises:
-            ProfileError: `version` is no release, or no release was measured.
+            ProfileError: `version` is no release.
         """
         times = {release(v): found for v, found in (self.host_versions or {}).items() if release(v)}
         wanted = release(version)
         if not version:
             return self
-        if not times or not wanted:
+        if not wanted:
             known = ", ".join(".".join(map(str, each)) for each in times)
             raise ProfileError(
                 f"{self.model} on {self.gpu} has no host time of engine version {version!r}; "
-                f"take one near {known or 'none: leave cluster.engine_version out'}"
+                f"take one near {known or '0.26.0'}, or leave cluster.engine_version out"
             )
+        if not times:
+            note = f"no host time of {version} was measured: it is that of {self.host.measured_on}"
+            return replace(self, source=self.source.noted(note))
         near = min(
             times, key=lambda r: [abs(a - b) for a, b in zip_longest(r, wanted, fillvalue=0)]
         )
         values = asdict(times[near])
         del values["per_request_s"]
+        values["measured_on"] = f"version {'.'.join(map(str, near))} of the engine"
         return replace(self, host=replace(self.host, **values))
 
     def at(self, tp: int) -> TpTable:

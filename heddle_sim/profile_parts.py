@@ -2,7 +2,7 @@
 `heddle_sim/profiles/README.md`. And the names of its tables."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -55,6 +55,10 @@ def read_layout(name: str) -> tuple[int, int, int]:
     return tp, dp, ep
 
 
+MEASURED = "heddle calibrate"
+"""Source of profiles whose steps the user measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSource:
     """Where the kernel times come from."""
@@ -75,6 +79,10 @@ class ProfileSource:
         name = {"vllm": "vLLM", "sglang": "SGLang"}.get(self.backend, self.backend)
         precision = "" if self.precision == "bfloat16" else f", {self.precision}"
         return f"{name} {self.backend_version}{precision}"
+
+    def noted(self, note: str) -> "ProfileSource":
+        """Return the source with one note more."""
+        return replace(self, note="; ".join(filter(None, (self.note, note))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

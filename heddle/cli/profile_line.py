@@ -3,8 +3,9 @@
 from typing import Final
 
 from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import MEASURED
 
-KINDS: Final = {"heddle roofline": "roofline", "heddle calibrate": "measured steps"}
+KINDS: Final = {"heddle roofline": "roofline", MEASURED: "measured steps"}
 """What times are, by the package that they come from; of any other, kernel tables."""
 
 

@@ -26,7 +26,7 @@ from heddle_calibrate.fit.loops import loop_errors
 from heddle_calibrate.fit.prompts import PromptFit, fit_prompts, prompt_iterations
 from heddle_calibrate.sweeps import DecodeTrial, PrefillTrial, Sweep, Trial
 from heddle_sim.profile_files import Profile, expand
-from heddle_sim.profile_parts import EngineSettings, Host, ProfileSource, TpTable
+from heddle_sim.profile_parts import MEASURED, EngineSettings, Host, ProfileSource, TpTable
 
 T = TypeVar("T", bound=Trial)
 
@@ -227,7 +227,7 @@ def _profile(sweep: Sweep, entries: dict[str, TpTable], per_prompt_s: float, fil
         model=sweep.model,
         gpu=sweep.gpu,
         source=ProfileSource(
-            package="heddle calibrate",
+            package=MEASURED,
             version=sweep.versions.get("heddle", "unknown"),
             backend=sweep.engine,
             backend_version=sweep.versions.get(sweep.engine, "unknown"),

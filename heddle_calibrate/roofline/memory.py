@@ -1,5 +1,7 @@
 """Memory of an engine: weights on each GPU, and what they leave for KV."""
 
+from math import ceil
+
 from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_calibrate.roofline.operators import ACTIVATION_BYTES
 from heddle_core.ids import EngineShape
@@ -13,6 +15,8 @@ RESERVES = {(0,): (1.0, 1.6), (0, 11, 1): (4.7, 1.2), (0, 17): (2.0, 1.6)}
 Fitted to published sizes of the KV cache (`tools/profiles/kv_cache_sizes.csv`)."""
 STATES = 128
 """Sequences whose states of linear attention have room."""
+TRITON_SINCE, SCALES_ONCE_SINCE = (0, 11), (0, 25)
+"""Releases of vLLM: Triton's kernels of MXFP4 on Hopper by default; without a copy of scales."""
 MAX_BATCHED_TOKENS = 8192
 """Tokens of the iteration that activations are reserved for, vLLM's on large GPUs."""
 
@@ -26,7 +30,7 @@ def reserved_bytes(layout: EngineShape, version: str = "") -> float:
     return (runtime + (links if layout.gpus > 1 else 0.0)) * 2**30
 
 
-def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
+def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape, version: str = "") -> float:
     """Bytes of weights on each GPU: experts are cut or spread over all, the rest over a rank."""
     p, of = count_parameters(model), model.precisions
     width = {**WEIGHT_BYTES, "int4": WEIGHT_BYTES["int4"] + 2 / model.int4_group - 2 / 128}
@@ -38,7 +42,26 @@ def weight_bytes_per_gpu(model: ModelShape, layout: EngineShape) -> float:
     rank = (p.embedding + p.head) * width["bf16"] + p.mlp * width[of.mlp]
     rank += (p.attention - whole) * width[of.attention]
     everywhere = whole * width[of.attention]
-    return rank / layout.tp + everywhere + p.experts * width[of.experts] / layout.gpus
+    experts = p.experts * width[of.experts] * _mxfp4_held(model, layout, version)
+    return rank / layout.tp + everywhere + experts / layout.gpus
+
+
+def _mxfp4_held(model: ModelShape, layout: EngineShape, version: str) -> float:
+    """Bytes that vLLM's kernels of MXFP4 hold over those of the weights: sizes are rounded up, and
+    Triton's on Hopper kept scales twice until vllm-project/vllm pull request 46549 of June 2026.
+
+    Multiples are those of vLLM's `fused_moe/oracle/mxfp4.py`; logs have 65.97 GiB with Marlin and
+    64.38 with Triton (issues 23278 and 33155). The release of that change is assumed.
+    """
+    of, known = model.experts, release(version)
+    if of is None or model.precisions.experts != "mxfp4":
+        return 1.0
+    part = of.intermediate * layout.ep / layout.gpus
+    if layout.gpu.startswith("h") and (not known or known >= TRITON_SINCE):
+        twice = bool(known) and known < SCALES_ONCE_SINCE
+        return ceil(part / 64) * 64 / part * (1 + twice / 32 / WEIGHT_BYTES["mxfp4"])
+    wide = 256 if layout.gpu.startswith(("b", "gb")) else 128
+    return ceil(part / wide) * wide / part * ceil(model.hidden / 256) * 256 / model.hidden
 
 
 def weights_read_bytes(model: ModelShape) -> int:
@@ -69,6 +92,6 @@ def kv_capacity_tokens(
 ) -> int:
     """Tokens of KV that one attention rank of a vLLM holds; 0 where the weights leave no memory."""
     free = memory_share * gpu.memory - reserved_bytes(layout, version)
-    free -= weight_bytes_per_gpu(model, layout) + activation_bytes_per_gpu(model, layout)
+    free -= weight_bytes_per_gpu(model, layout, version) + activation_bytes_per_gpu(model, layout)
     free -= STATES * model.linear.state_bytes / layout.tp if model.linear is not None else 0.0
     return max(0, int(free / model.kv_bytes_per_token(layout.tp)))

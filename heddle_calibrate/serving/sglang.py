@@ -17,6 +17,7 @@ from heddle_core.estimate.cost import FillingCost
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_sim.profile_parts import (
+    MEASURED,
     CostEstimate,
     EngineSettings,
     Host,
@@ -59,12 +60,17 @@ def sglang_constants(profile: Profile, version: str, part: str = "truth") -> Ser
 
 
 def of_sglang(profile: Profile, version: str = "") -> Profile:
-    """Return the profile of SGLang's engines: host time, kernel factors, KV capacity and limits.
+    """Return the profile of SGLang's engines: host time, kernel factors, KV capacity and limits;
+    one of measured steps as it is, with a note where another engine was measured.
 
     Raises:
         ProfileError: as `sglang_constants`.
     """
-    truth = sglang_constants(profile, version)
+    truth, source = sglang_constants(profile, version), profile.source
+    if source.package == MEASURED:
+        note = f"times are as measured with {source.engine}: none of SGLang's take their place"
+        own = source.backend == "sglang"
+        return profile if own else replace(profile, source=source.noted(note))
     rough = sglang_constants(profile, version, "estimate")
     known = profile.errors.get("measured", {}).get("belief_constants")
     before = ServingConstants(**known) if known else constants_of(profile, "")
@@ -91,7 +97,7 @@ def of_sglang(profile: Profile, version: str = "") -> Profile:
     )
     return replace(
         profile,
-        source=replace(profile.source, note="; ".join(filter(None, (profile.source.note, note)))),
+        source=source.noted(note),
         host=Host(
             per_step_s=truth.per_step,
             per_running_s=truth.per_running,

@@ -10,6 +10,7 @@ import pytest
 
 from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
 from heddle_calibrate.profiles import encode_profile
+from heddle_calibrate.serving.sglang import of_sglang
 from heddle_calibrate.sweeps import (
     DecodeTrial,
     MoveTrial,
@@ -274,6 +275,15 @@ def test_without_kv_to_move_the_transfer_is_a_prefill(known: Sweep) -> None:
     assert found.costs.reprefill.per_token_s == pytest.approx(1e-4, rel=1e-3)
     moved_s = 4000 * known.kv_bytes_per_token / found.transfer.bytes_per_s
     assert found.transfer.fixed_s + moved_s == pytest.approx(0.5, rel=1e-3)
+
+
+def test_measured_steps_stay_as_they_are_under_sglang(fitted: Profile) -> None:
+    slow = replace(fitted, host=replace(fitted.host, per_step_s=0.05))
+    made = of_sglang(slow, "0.5.9")
+    assert (made.host, made.tables) == (slow.host, slow.tables)
+    assert made.source.note.startswith(f"times are as measured with {slow.source.engine}:")
+    own = replace(slow, source=replace(slow.source, backend="sglang"))
+    assert of_sglang(own) == own
 
 
 def test_a_profile_that_was_fitted_is_read_again(fitted: Profile, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from heddle_calibrate.roofline.locate import find_model
 from heddle_calibrate.roofline.operators import decode_iterations
 from heddle_calibrate.roofline.profile import (
     EXPERTS_HOST,
+    HOPPER_4BIT_PROMPTS,
     HOPPER_FP8,
     LATENT,
     RooflineError,
@@ -131,7 +132,7 @@ def test_attention_ranks_have_their_own_tables() -> None:
 def test_a_layout_that_does_not_fit_is_refused_with_the_reason() -> None:
     profile = made("Qwen/Qwen3-32B", "l40s")
     assert profile.tps == (2, 4, 8)
-    assert profile.refused["1"].startswith("its weights, 65.5 GB on each GPU of 48.3 GB, leave no")
+    assert profile.refused["1"].startswith("its weights, 65.5 GB on each GPU of 47.7 GB, leave no")
     nodes = made("deepseek-ai/DeepSeek-V3", "h200", tps=(8, 16))
     assert "16 GPUs are more than the 8 that h200 links in a node" in nodes.refused["16"]
 
@@ -260,25 +261,31 @@ def test_models_with_experts_have_a_host_time_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "decode"),
+    ("model", "gpu", "decode", "prompts"),
     [
-        ("Qwen/Qwen3-235B-A22B-FP8", "h200", HOPPER_FP8[0]),
-        ("Qwen/Qwen3-235B-A22B-FP8", "b200", 1.0),
-        ("deepseek-ai/DeepSeek-R1", "h200", LATENT[0]),
-        ("Qwen/Qwen3-32B-FP8", "h200", 1.0),
+        ("Qwen/Qwen3-235B-A22B-FP8", "h200", *HOPPER_FP8),
+        ("Qwen/Qwen3-235B-A22B-FP8", "b200", 1.0, 1.0),
+        ("deepseek-ai/DeepSeek-R1", "h200", *LATENT),
+        ("moonshotai/Kimi-K2.5", "h200", LATENT[0], HOPPER_4BIT_PROMPTS),
+        ("openai/gpt-oss-120b", "h100", 1.0, HOPPER_4BIT_PROMPTS),
+        ("openai/gpt-oss-120b", "b200", 1.0, 1.0),
+        ("Qwen/Qwen3-32B-FP8", "h200", 1.0, 1.0),
     ],
 )
 def test_kinds_that_measured_runs_differ_by_have_factors(
-    model: str, gpu: str, decode: float
+    model: str, gpu: str, decode: float, prompts: float
 ) -> None:
     shape, _ = find_model(model)
-    assert measured_factors(shape, gpu)[0] == decode
+    assert measured_factors(shape, gpu) == (decode, prompts)
     if shape.experts is None:
         return
     layout = [EngineShape(gpu, 8, ep=8)]
     plain = profile_from_shape(shape, GPU_CLASSES[gpu], layout, factors=(1.0, 1.0))
-    times = [p.tables["8ep8"].decode.base_ms[1] for p in (made_of(shape, gpu, layout), plain)]
-    assert times[0] == pytest.approx(decode * times[1], rel=0.01)
+    tables = [p.tables["8ep8"] for p in (made_of(shape, gpu, layout), plain)]
+    steps = [t.decode.base_ms[1] for t in tables]
+    whole = [t.decode.base_ms[0] + t.prefill.ms[-1] for t in tables]
+    assert steps[0] == pytest.approx(decode * steps[1], rel=0.01)
+    assert whole[0] == pytest.approx(prompts * whole[1], rel=0.01)
 
 
 def made_of(shape: ModelShape, gpu: str, layouts: list[EngineShape]) -> Profile:

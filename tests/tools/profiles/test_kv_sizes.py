@@ -33,9 +33,13 @@ def test_most_sizes_are_of_shipped_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [n for n in known_profiles() if n[0].startswith(("deepseek", "kimi"))], ids=".".join
+    "names",
+    [n for n in known_profiles() if n[0].startswith(("deepseek", "kimi", "gpt-oss"))],
+    ids=".".join,
 )
-def test_profiles_of_latent_attention_have_our_capacity(names: tuple[str, str]) -> None:
+def test_profiles_of_latent_attention_and_of_mxfp4_have_our_capacity(
+    names: tuple[str, str],
+) -> None:
     profile = load_profile(*names)
     assert with_capacity(profile) == profile
 
@@ -47,6 +51,24 @@ def test_releases_are_compared_by_their_numbers() -> None:
         reserved_bytes(one, "0.11.0") < reserved_bytes(one, "0.18.0") < reserved_bytes(one, "0.13")
     )
     assert reserved_bytes(one) == reserved_bytes(one, "0.26.0")
+
+
+LOADED = [
+    # "Model loading took": vllm-project/vllm issues 23278 (Marlin) and 33155 (Triton, with two
+    # copies of scales), and myoceane.fr/index.php/ai-vllm-a100-gemma-4 (Marlin).
+    ("openai/gpt-oss-120b", "h100", "0.10.1", 65.97),
+    ("openai/gpt-oss-120b", "h100", "0.14.1", 64.38),
+    ("openai/gpt-oss-20b", "a100", "0.19.0", 13.72),
+]
+
+
+@pytest.mark.parametrize(("name", "gpu", "version", "gib"), LOADED)
+def test_weights_in_mxfp4_are_as_large_as_engines_log(
+    name: str, gpu: str, version: str, gib: float
+) -> None:
+    shape, _ = find_model(name)
+    ours = weight_bytes_per_gpu(shape, EngineShape(gpu, 1), version)
+    assert ours / 2**30 == pytest.approx(gib, rel=0.01)
 
 
 def test_what_makes_latent_vectors_is_on_every_gpu() -> None:
