@@ -276,7 +276,7 @@ def _handlers_deferred(numbers: Iterable[int]) -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number in came:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(number)  # here, where no other thread can be late with it
 
 
 def interrupt(pid: int) -> None:
