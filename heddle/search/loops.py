@@ -111,7 +111,7 @@ def search_loops(
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
     comes = [each for each in first if _as_it_comes(each, config)][:1]
     compared = dict.fromkeys([*race.near(NEAR, LAST), *_others(race), *comes])
-    race.judge_until(None if budget_s is None else began_s + budget_s)
+    race.ends_s = race.ends_s if race.stopped or not budget_s else began_s + budget_s
     draws = _judge(race, found, list(compared), comes)
     same, doubtful = race.ties()
     chosen = min(same, key=lambda each: found.simplicity(each, race))

@@ -135,11 +135,6 @@ class Race:
         """Spend the time: nothing begins from now on but what must."""
         self.ends_s, self.stopped = time.monotonic(), True
 
-    def judge_until(self, ends_s: float | None) -> None:
-        """The rounds are over: judging has the rest of the time, and none after a signal."""
-        if not self.stopped:
-            self.ends_s = ends_s
-
     def keep_ended(self, best: Variant) -> int:
         """Forget judged draws without the best, and candidates without one of the others.
 

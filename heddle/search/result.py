@@ -142,8 +142,7 @@ def search(
     Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
     that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
     ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
-    prefill. When `SEARCHED` of `budget_s` is spent, or at a signal with `keeps_best`, the best so
-    far is judged, and the others while there is time.
+    prefill. At `SEARCHED` of `budget_s`, or a signal with `keeps_best`, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -170,12 +169,7 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
-    compared = list(dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own]))
-    race.judge_until(None if budget_s is None else began_s + budget_s)
-    race.run([compared[0], *own], range(race.draws), half="judge", always=True)
-    race.run(compared, range(race.draws), half="judge")
-    race.keep_ended(compared[0])
-    compared = [each for each in compared if each in race.made["judge"]]
+    compared = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}
@@ -198,6 +192,20 @@ def search(
         complete=complete,
         draws=race.draws,
     )
+
+
+def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> list[Variant]:
+    """Run the last candidates on prompts that the search has not seen, and return those that ended.
+
+    The best and `own` run always, the others until `ends_s`, and not after a signal.
+    """
+    compared = list(dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own]))
+    if not race.stopped:
+        race.ends_s = ends_s
+    race.run([compared[0], *own], range(race.draws), half="judge", always=True)
+    race.run(compared, range(race.draws), half="judge")
+    race.keep_ended(compared[0])
+    return [each for each in compared if each in race.made["judge"]]
 
 
 def best_of_kinds(
