@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -74,6 +75,9 @@ class FrontSettings:
     clients."""
     open_to_all: bool = False
     """Whether everybody who reaches the gateway may use and control it."""
+    host: str = ""
+    """The address to listen on; a request that needs no key has it in ``Host``, or an IP address,
+    or ``localhost``."""
     max_open: int = MOST_OPEN
     """Requests at once; more get status 429."""
     body_bytes: int = 32 << 20
@@ -147,6 +151,8 @@ class Front:
             )
         key = (settings.admin_key if admin else "") or settings.api_key
         if not key and (admin or self.tenants.path is None):
+            if not settings.open_to_all:
+                _check_host(request, settings, "HEDDLE_ADMIN_KEY" if admin else "HEDDLE_API_KEY")
             return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if not kind:  # as Anthropic's clients send it
@@ -242,6 +248,36 @@ def _is_local(request: HttpRequest) -> bool:
         return ip_address(str(peer[0]).partition("%")[0].removeprefix("::ffff:")).is_loopback
     except ValueError:
         return False
+
+
+def _check_host(request: HttpRequest, settings: FrontSettings, key: str) -> None:
+    """Refuse a page whose own name resolves to the gateway: for browsers that is one site.
+
+    Raises:
+        ApiError: ``Host`` has another name than the gateway's.
+    """
+    host = request.headers.get("Host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        name = host
+    # No page has an address as its name, and browsers always send one.
+    if not name or _is_address(name) or name.rstrip(".") in ("localhost", settings.host.lower()):
+        return
+    raise ApiError(
+        403,
+        f"a gateway without a key is not called {name[:200]!r}: call it by its IP address or "
+        f"localhost, or start it with {key} in its environment and give that",
+        kind="permission_error",
+    )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def json_response(

@@ -627,6 +627,59 @@ def test_pages_of_other_sites_cannot_call_it():
     run(main())
 
 
+@pytest.mark.parametrize(
+    ("host", "mine"),
+    [
+        ("evil.example:8400", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:8400", False),
+        ("evil.example@127.0.0.1.nip.io", False),
+        ("[::1", False),
+        ("[::1]:8400", True),
+        ("192.0.2.7", True),
+        ("LocalHost:8400", True),
+        ("localhost.", True),
+        ("Node7:80", True),
+        ("", True),
+    ],
+)
+def test_without_a_key_a_name_that_resolves_to_it_is_refused(host: str, mine: bool):
+    async def main() -> None:
+        async with client(settings={"host": "node7"}) as http:
+            for method, path, key in (
+                ("POST", "/pause", "HEDDLE_ADMIN_KEY"),
+                ("GET", "/heddle/state", "HEDDLE_ADMIN_KEY"),
+                ("POST", "/v1/chat/completions", "HEDDLE_API_KEY"),
+            ):
+                status, answer = await http(method, path, {**CHAT, "max_tokens": 1}, Host=host)
+                if mine or status != 403:
+                    assert (status, mine) == (200, True), answer
+                    await http.post("/resume")
+                    continue
+                error = answer["error"]
+                assert (error["type"], key in error["message"]) == ("permission_error", True)
+            assert not http.bench.gateway.paused
+            assert (await http("GET", "/livez", Host=host))[0] == 200  # probes may name it at will
+
+    run(main())
+
+
+def test_with_a_key_or_open_to_all_it_may_have_any_name():
+    async def main() -> None:
+        named = {"Host": "heddle.svc:8400"}
+        async with client(settings={"api_key": "k", "admin_key": "a"}) as http:
+            for path, key in (("/v1/models", "k"), ("/heddle/state", "a")):
+                assert (await http("GET", path, **named))[0] == 401
+                assert (await http("GET", path, **named, Authorization=f"Bearer {key}"))[0] == 200
+        async with client(settings={"api_key": "k"}) as http:
+            key = "Bearer k"
+            assert (await http("GET", "/heddle/state", **named, Authorization=key))[0] == 200
+        async with client(settings={"open_to_all": True}) as http:
+            assert (await http("GET", "/heddle/state", **named))[0] == 200
+
+    run(main())
+
+
 def test_a_megabyte_of_prompt_is_answered_or_refused_by_its_length():
     async def main() -> None:
         async with client() as http:
