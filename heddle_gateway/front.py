@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -263,27 +264,23 @@ def _check_host(request: HttpRequest, settings: FrontSettings, key: str) -> None
         ApiError: ``Host`` has another name than the gateway's.
     """
     host = request.headers.get("Host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        name = host
-    # No page has an address as its name, and browsers always send one.
-    if not name or _is_address(name) or name.rstrip(".") in ("localhost", settings.host.lower()):
-        return
-    raise ApiError(
-        403,
-        f"a gateway without a key is not called {name[:200]!r}: call it by its IP address or "
-        f"localhost, or start it with {key} in its environment and give that",
-        kind="permission_error",
-    )
+    if not _is_own_host(host, settings.host.lower()):
+        raise ApiError(
+            403,
+            f"a gateway without a key is not called {host[:200]!r}: call it by its IP address or "
+            f"localhost, or start it with {key} in its environment and give that",
+            kind="permission_error",
+        )
 
 
-def _is_address(name: str) -> bool:
+@lru_cache(maxsize=256)
+def _is_own_host(host: str, own: str) -> bool:
+    """No page has an address as its name, and each browser sends a name."""
     try:
-        ip_address(name)
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        return name in ("", "localhost", own) or bool(ip_address(name))
     except ValueError:
         return False
-    return True
 
 
 def json_response(
