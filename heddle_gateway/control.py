@@ -246,9 +246,10 @@ async def drain(front: Front, request: HttpRequest) -> Response:
 
 
 async def reload(front: Front, request: HttpRequest) -> Response:
-    """``POST /reload``: keys and engines are read again."""
+    """``POST /reload``: keys and engines are read again; 500 if some of it cannot be used."""
     notes = await front.reload() if front.reload else ()
-    return json_response({"status": "failed" if notes else "ok", "notes": notes})
+    said = {"status": "failed" if notes else "ok", "notes": notes}
+    return json_response(said, status=500 if notes else 200)
 
 
 async def metrics(front: Front, request: HttpRequest) -> Response:

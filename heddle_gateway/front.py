@@ -5,8 +5,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -35,6 +37,8 @@ Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
+MOST_MARKS: Final = 2 << 20
+"""Brackets and quotes of a body: an empty list of two bytes takes 88 once it is read."""
 _JSON: Final = "application/json"
 _LOG: Final = logging.getLogger(__name__)
 
@@ -74,6 +78,9 @@ class FrontSettings:
     clients."""
     open_to_all: bool = False
     """Whether everybody who reaches the gateway may use and control it."""
+    host: str = ""
+    """The address to listen on; a request that needs no key has it in ``Host``, or an IP address,
+    or ``localhost``."""
     max_open: int = MOST_OPEN
     """Requests at once; more get status 429."""
     body_bytes: int = 32 << 20
@@ -147,6 +154,8 @@ class Front:
             )
         key = (settings.admin_key if admin else "") or settings.api_key
         if not key and (admin or self.tenants.path is None):
+            if not settings.open_to_all:
+                _check_host(request, settings, "HEDDLE_ADMIN_KEY" if admin else "HEDDLE_API_KEY")
             return ""
         kind, _, given = request.headers.get("Authorization", "").partition(" ")
         if not kind:  # as Anthropic's clients send it
@@ -176,14 +185,18 @@ class Front:
         """Read a request's body.
 
         Raises:
-            ApiError: it is too large, or does not come.
+            ApiError: it is too large, has too many parts, or does not come.
         """
         try:
-            return await request.read(self.settings.body_bytes, self.settings.body_s)
+            raw = await request.read(self.settings.body_bytes, self.settings.body_s)
         except RequestError as error:
             if error.status == 503:
                 raise unavailable(str(error)) from None
             raise ApiError(error.status, str(error)) from None
+        if len(raw) > MOST_MARKS and sum(map(raw.count, (b"[", b"{", b'"'))) > MOST_MARKS:
+            text = f"the body has more than {MOST_MARKS:,} brackets and quotes: send less at once"
+            raise ApiError(413, text, ours=True)
+        return raw
 
     async def other_endpoint(self, request: HttpRequest) -> Endpoint | None:
         """Return the server of the model that a request names, if it is another than ours."""
@@ -240,6 +253,32 @@ def _is_local(request: HttpRequest) -> bool:
     try:
         # An IPv4 client of an IPv6 socket has "::ffff:" before its address.
         return ip_address(str(peer[0]).partition("%")[0].removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_host(request: HttpRequest, settings: FrontSettings, key: str) -> None:
+    """Refuse a page whose own name resolves to the gateway: for browsers that is one site.
+
+    Raises:
+        ApiError: ``Host`` has another name than the gateway's.
+    """
+    host = request.headers.get("Host", "")
+    if not _is_own_host(host, settings.host.lower()):
+        raise ApiError(
+            403,
+            f"a gateway without a key is not called {host[:200]!r}: call it by its IP address or "
+            f"localhost, or start it with {key} in its environment and give that",
+            kind="permission_error",
+        )
+
+
+@lru_cache(maxsize=256)
+def _is_own_host(host: str, own: str) -> bool:
+    """No page has an address as its name, and each browser sends a name."""
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        return name in ("", "localhost", own) or bool(ip_address(name))
     except ValueError:
         return False
 

@@ -199,6 +199,7 @@ def _gateway(
             api_key=own["api_key"],
             admin_key=os.environ.get("HEDDLE_ADMIN_KEY", ""),
             open_to_all=serve.open_to_all,
+            host=own["host"],
             max_open=serve.max_open or most_open(),
             user_is_session=serve.user_is_session,
             lists_itself=serve.list_itself,

@@ -22,7 +22,7 @@ BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 
 import bench_gateway  # noqa: E402
-from gateway import load, mock_engine, prompts, routers, soak  # noqa: E402
+from gateway import hostile, load, mock_engine, prompts, routers, soak  # noqa: E402
 
 sys.path.remove(BENCHMARKS)  # it has a folder named verl
 
@@ -212,3 +212,26 @@ def test_memory_is_flat_after_the_first_tenth(requests: int):
     assert len(lines) == len(found) == soak.TENTHS
     assert min(found) > 20.0
     assert requests == 2_000 or soak.growth(found) <= soak.MOST_GROWTH
+
+
+@pytest.mark.parametrize(
+    ("idle", "rounds"), [(200, 1), pytest.param(10_000, 3, marks=pytest.mark.soak)]
+)
+def test_hostile_clients_get_no_gigabyte_and_others_get_their_answers(idle: int, rounds: int):
+    """Statuses and replies are checked as they come."""
+    hostile.raise_file_limit()
+    found = hostile.hostile(idle=idle, rounds=rounds, core=0)
+    assert found.held_mb > found.start_mb > 50.0
+    assert found.held_mb <= found.peak_mb < hostile.MOST_MB
+    assert min(len(found.alone.seconds), len(found.beside.seconds)) > hostile.CLIENTS
+
+
+def test_a_hostile_client_with_another_status_and_another_reply_are_found():
+    async def main() -> None:
+        async with mocks() as [(_, port)]:
+            with pytest.raises(load.LoadError, match=r"short: b'HTTP/1.1 200 .* 400 was due"):
+                await hostile.attacked(port, "deep nesting, short")
+            with pytest.raises(load.LoadError, match="session 7, step 0: status 200"):
+                await hostile.hold_sessions(port, iter([7]), load.Latencies)
+
+    run(main())

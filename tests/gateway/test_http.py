@@ -29,6 +29,7 @@ aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 yarl = pytest.importorskip("yarl")
 
 from heddle_gateway.app import SPARE_FILES, FileLimitError, raise_file_limit  # noqa: E402
+from heddle_gateway.front import MOST_MARKS  # noqa: E402
 
 CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "one two three"}]}
 IDS: Any = {"token_ids": [20, 21, 22], "sampling_params": {"max_tokens": 5}}
@@ -91,7 +92,7 @@ def test_refused_bodies_are_gone_without_a_collection():
             sent = []
             for text in texts:
                 body = f'{{"prompt": 5, "more": [{text.strip().replace(" ", ",")}]}}'.encode()
-                head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                 head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
                 sent.append(head.encode() + body)
             gc.collect()
@@ -526,20 +527,21 @@ def test_sessions_with_any_characters_are_only_labels():
 @pytest.mark.parametrize(
     "request_head",
     [
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: b\r\n c: d\r\n\r\n",
-        b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: b\r\n c: d\r\n\r\n",
+        b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n",
         b"\x00\x01\x02\x03\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"y" * 100_000 + b"\r\n\r\n",
-        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Content-Length: 6\r\n\r\nhello",
-        b"POST /finish_session?session_id=x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nPOST /pause HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding : chunked\r\n\r\n"
-        b"POST /pause HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /finish_session?session_id=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        b"POST /pause HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n"
+        b"POST /pause HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
 )
 def test_requests_that_are_no_http_or_two_at_once_are_refused(request_head: bytes):
@@ -571,10 +573,12 @@ def test_a_body_that_is_too_large_or_never_comes_is_refused():
             status, answer = await http("POST", "/v1/chat/completions", {"x": "y" * 60_000})
             assert status == 413
             assert answer["error"]["message"]
-            head = b"POST /resume HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999\r\n"
+            head = b"POST /resume HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n"
             announced = await raw(http.bench, head + b"Content-Type: application/json\r\n\r\n")
             assert announced.startswith(b"HTTP/1.1 413")
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n"
+            head = (
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n"
+            )
             slow = await raw(http.bench, head + b"Content-Type: application/json\r\n\r\n{")
             assert slow.startswith(b"HTTP/1.1 408")
 
@@ -623,6 +627,78 @@ def test_pages_of_other_sites_cannot_call_it():
             assert error["message"].endswith("Only 'application/json' is allowed")
             assert (await http("POST", "/pause", Sec_Fetch_Site="cross-site"))[0] == 403
             assert not http.bench.gateway.paused
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "mine"),
+    [
+        ("evil.example:8400", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example:8400", False),
+        ("evil.example@127.0.0.1.nip.io", False),
+        ("[::1", False),
+        ("[::1]:8400", True),
+        ("192.0.2.7", True),
+        ("LocalHost:8400", True),
+        ("localhost.", True),
+        ("Node7:80", True),
+        ("", True),
+    ],
+)
+def test_without_a_key_a_name_that_resolves_to_it_is_refused(host: str, mine: bool):
+    async def main() -> None:
+        async with client(settings={"host": "node7"}) as http:
+            for method, path, key in (
+                ("POST", "/pause", "HEDDLE_ADMIN_KEY"),
+                ("GET", "/heddle/state", "HEDDLE_ADMIN_KEY"),
+                ("POST", "/v1/chat/completions", "HEDDLE_API_KEY"),
+            ):
+                status, answer = await http(method, path, {**CHAT, "max_tokens": 1}, Host=host)
+                if mine or status != 403:
+                    assert (status, mine) == (200, True), answer
+                    await http.post("/resume")
+                    continue
+                error = answer["error"]
+                assert (error["type"], key in error["message"]) == ("permission_error", True)
+            assert not http.bench.gateway.paused
+            assert (await http("GET", "/livez", Host=host))[0] == 200  # probes may name it at will
+
+    run(main())
+
+
+def test_with_a_key_or_open_to_all_it_may_have_any_name():
+    async def main() -> None:
+        named = {"Host": "heddle.svc:8400"}
+        async with client(settings={"api_key": "k", "admin_key": "a"}) as http:
+            for path, key in (("/v1/models", "k"), ("/heddle/state", "a")):
+                assert (await http("GET", path, **named))[0] == 401
+                assert (await http("GET", path, **named, Authorization=f"Bearer {key}"))[0] == 200
+        async with client(settings={"api_key": "k"}) as http:
+            key = "Bearer k"
+            assert (await http("GET", "/heddle/state", **named, Authorization=key))[0] == 200
+        async with client(settings={"open_to_all": True}) as http:
+            assert (await http("GET", "/heddle/state", **named))[0] == 200
+
+    run(main())
+
+
+@pytest.mark.parametrize("part", [b"[],", b'{"a":1},', b'"ab",', b"[[[]]],"])
+def test_a_body_of_very_many_parts_is_refused_before_it_is_read(part: bytes):
+    text = b'{"model":"fake","messages":[{"role":"user","content":"one"}],"max_tokens":1,"x":[%b0]}'
+    most = MOST_MARKS // sum(map(part.count, (b"[", b"{", b'"')))
+
+    async def main() -> None:
+        async with client() as http:
+            url, kind = http.bench.url + "/v1/chat/completions", "application/json"
+            head = {"Content-Type": kind, "Content-Encoding": "gzip"}
+            for count, due in ((most // 10, 200), (most + 1, 413)):
+                sent = gzip.compress(text % (part * count))
+                async with http.http.post(url, data=sent, headers=head) as answer:
+                    assert answer.status == due
+                    if due == 413:
+                        assert "2,097,152" in (await answer.json())["error"]["message"]
 
     run(main())
 
@@ -721,7 +797,7 @@ def test_slow_clients_hold_nobody_up():
             host, port = bench.url[7:].split(":")
             halves = [await asyncio.open_connection(host, port) for _ in range(200)]
             for _, writer in halves:
-                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-A")
+                writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-A")
             assert (await http.post("/inference/v1/generate", IDS))["choices"]
             for _, writer in halves:
                 writer.close()
@@ -735,7 +811,7 @@ def test_connections_that_never_send_a_request_are_closed_and_others_stay():
             address = http.bench.url[7:].split(":")
             halves = [await asyncio.open_connection(*address) for _ in range(20)]
             for _, writer in halves[10:]:
-                writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A")
+                writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A")
             going = asyncio.create_task(
                 http.post("/inference/v1/generate", {**IDS, "sampling_params": {"max_tokens": 900}})
             )
@@ -756,7 +832,7 @@ def test_a_client_that_never_reads_its_stream_holds_nobody_up():
             sent = json.dumps(body).encode()
             _, writer = await asyncio.open_connection(*http.bench.url[7:].split(":"), limit=1)
             writer.write(
-                b"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\n"
+                b"POST /inference/v1/generate HTTP/1.1\r\nHost: localhost\r\n"
                 b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(sent) + sent
             )
             async with asyncio.timeout(PATIENCE_S):

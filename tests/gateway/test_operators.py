@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import threading
+import urllib.error
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,14 @@ def test_engines_and_keys_are_read_again_at_a_hangup_or_a_call(tmp_path: Path):
             while listed(served) != [second]:
                 pass
             config.write_text("[serve]\nworkers = 3\n")
-            said = served.post("/reload")
-            assert (said["status"], "workers" in said["notes"][0]) == ("failed", True)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                served.post("/reload")
+            said = json.load(refused.value)
+            assert (refused.value.code, said["status"]) == (500, "failed")
+            assert "workers" in said["notes"][0]
             assert listed(served) == [second]
+            config.write_text(f'[serve]\nworkers = ["{second}"]\n')
+            assert served.post("/reload") == {"status": "ok", "notes": []}
             served.end()
 
 
