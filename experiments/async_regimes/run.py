@@ -16,6 +16,13 @@ STREAM, STALE = (f"verl-fully-async:staleness_threshold={each}" for each in ("0"
 REQUIRE = (1, 2, 4)
 OWN_LOGPROBS = {"logprob_passes": 0, "train_backend": "fsdp"}
 """Of verl's fully asynchronous runs: its table has no pass of the trainer for them."""
+LENDING = (0, 1, 2, 4)
+"""Batches ahead, of BiDiRL's table."""
+
+
+def _lending(ahead: int, *, lent: bool) -> str:
+    ends = f"num_warmup_batches={ahead}:parameter_sync_step=1:enable_switch={str(lent).lower()}"
+    return f"verl-separate-async:{ends}"
 
 
 def _require(batches: int) -> str:
@@ -117,6 +124,19 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             train_gpus=(sized(size, 16, 4),),
             **laminar,
         ),
+        "lending": Loop(
+            regimes=tuple(_lending(n, lent=lent) for n in LENDING for lent in (False, True)),
+            workload=Lengths(**config["bidirl"]),
+            model="qwen3-8b",
+            gpus=16,
+            train_gpus=(12,),
+            max_running=64,
+            groups=sized(size, 60, 30),
+            samples=8,
+            steps=sized(size, 24, 12),
+            # Its engines stay on the trainer's GPUs, asleep.
+            options={"train_backend": "fsdp", "train_padded": True, "lend_s": 1.0, "return_s": 1.0},
+        ),
         "areal": Loop(
             regimes=("areal",),
             gpus=sized(size, 64, 16),
@@ -168,6 +188,10 @@ def measure(context: Context) -> Measured:
         "laminar_one_off": tokens["laminar"] / tokens["one-step-off"],
         "laminar_areal": tokens["laminar"] / tokens["areal"],
     }
+    lent = by_regime(rows["lending"])
+    for n in LENDING:
+        kept, borrowed = (lent[_lending(n, lent=each)]["tokens_per_s"] for each in (False, True))
+        values[f"lending_{n}"] = borrowed / kept
     return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
 
 

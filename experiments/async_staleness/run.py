@@ -33,7 +33,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             gpus=sized(size, 64, 16),
             train_gpus=(sized(size, 16, 4),),
             groups=sized(size, 128, 16),
-            steps=sized(size, 18, 14),
+            # With fewer, batches that count begin at the tenth of the largest eta.
+            steps=sized(size, 40, 14),
         ),
         "verl": Loop(
             regimes=tuple(_verl(threshold) for threshold in THRESHOLDS),
