@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -98,6 +98,17 @@ def enough_batches(regime: Regime) -> int:
     Those right after a long warm-up are still of trajectories that started early, the shorter ones.
     """
     return max(least_batches(regime), 2 * regime.warm_up_batches)
+
+
+def whole_epochs(least: int, epoch: int, regimes: Iterable[Regime]) -> int:
+    """Batches, `least` or more, of which whole epochs of so many are measured, and whole updates.
+
+    Rows of other orders of the prompts are compared on parts of an epoch otherwise.
+    """
+    shapes = [(rule.update.every, rule.warm_up_batches) for rule in regimes]
+    whole = math.lcm(epoch, *(every for every, _ in shapes))
+    warm = max((warm for _, warm in shapes), default=0)
+    return whole * max(-(-least // whole), -(-warm // whole) + 1)
 
 
 def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:

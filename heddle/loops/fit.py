@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, enough_batches, least_batches
+from heddle.loops.data import DataSet, enough_batches, least_batches, whole_epochs
 from heddle.loops.layout import fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
@@ -68,7 +68,8 @@ def fitted(
     if groups != first.groups:
         notes.append(f"loop.groups = {groups}, as there are {prompts:,} prompts")
     if batches != first.batches:
-        notes.append(f"loop.batches = {batches}, for the warm-up of these regimes")
+        why = "the warm-up of these regimes" + (" and whole epochs" if first.packing() else "")
+        notes.append(f"loop.batches = {batches}, for {why}")
     made = [replace(each, samples=samples, groups=groups, batches=batches) for each in configs]
     return made, tuple(notes)
 
@@ -91,6 +92,9 @@ def _batches(
         usual = [groups for groups in usual if prompts % groups == 0]
     for groups in usual:
         enough = max(map(enough_batches, rules(groups)), default=0)
+        if plan is not None and prompts % groups == 0:
+            whole = whole_epochs(max(config.batches, enough), prompts // groups, rules(groups))
+            enough = whole if whole <= 2 * config.batches else enough
         batches = given.batches or max(config.batches, enough)
         if config.repeat is not False or groups * batches <= prompts:
             return groups, batches

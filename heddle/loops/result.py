@@ -10,6 +10,7 @@ from heddle.cluster.failures import too_late
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
+from heddle.loops.data import whole_epochs
 from heddle.loops.measure import LoopFigures
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import RANDOM
@@ -281,6 +282,13 @@ class LoopComparison(Tabled):
             )
             found.append(f"by {self.objective} per sample, of any length, the order is {names}")
         for row in self.regimes:
+            epoch, batches = row.setup.epoch_batches, row.setup.config.batches
+            if len(row.runs[0].step_s) % epoch or batches % epoch:
+                found.append(
+                    f"{row.setup.label}: batches that are measured are no whole epochs of {epoch}, "
+                    "so another order has other prompts: take loop.batches = "
+                    f"{whole_epochs(batches, epoch, [row.setup.regime])}"
+                )
             if abs(row.length_bias - 1.0) > BIASED:
                 found.append(
                     f"{row.setup.label}: what it trains has {row.length_bias:.2f} of the length of "

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 from heddle import policy_inputs
 from heddle.config_files import ConfigError
@@ -170,10 +171,21 @@ class LoopSetup:
 
     @property
     def first_measured(self) -> int:
-        """Steps that no time is taken of: until the regime is under way, and to a whole update."""
-        regime, steps = self.regime, self.config.batches
-        every = regime.update.every
-        return steps - (steps - regime.warm_up_batches) // every * every
+        """Steps that no time is taken of: until the regime is under way, and to a whole update; of
+        packed prompts to a whole epoch, if the loop ends with one."""
+        steps, warm = self.config.batches, self.regime.warm_up_batches
+        every = self.regime.update.every
+        epoch = lcm(every, self.epoch_batches)
+        begin = -(-warm // epoch) * epoch
+        if steps % epoch == 0 and begin < steps:
+            return begin
+        return steps - (steps - warm) // every * every
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch; 1 where prompts are not packed, or fill no whole batches."""
+        prompts, groups = len(self.data.groups), self.regime.groups
+        return 1 if self.config.packing() is None or prompts % groups else prompts // groups
 
 
 def prepare_loop(

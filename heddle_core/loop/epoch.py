@@ -104,7 +104,9 @@ class EpochPlan:
         shuffled = [prompts[int(at)] for at in rng.permutation(len(prompts))]
         mean = fmean(lengths.values()) if lengths else 0.0
         by_length = sorted(shuffled, key=lambda each: -lengths.get(each, mean))
-        longest = by_length[: round(self.packed * len(prompts) / batch) * batch]
+        # A share that is less than a batch is one: `tail` without it would be `random`.
+        packed = max(round(self.packed * len(prompts) / batch), self.packed > 0.0)
+        longest = by_length[: packed * batch]
         apart = set(longest)
         order = longest + [each for each in shuffled if each not in apart]
         whole = len(order) // batch * batch
