@@ -74,7 +74,6 @@ def extensions() -> list[Path]:
 
 
 def source(module: str) -> Path:
-    """Return the source of a module."""
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
 

@@ -54,14 +54,12 @@ class RunClock:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the run began; never decreases."""
         if self._frozen_s is not None:
             return self._frozen_s
         return max((self._loop.time() - self._origin_s) * self._speed, self._due_s)
 
     @property
     def frozen(self) -> bool:
-        """Whether time is stopped."""
         return self._frozen_s is not None
 
     @property
@@ -95,7 +93,6 @@ class RunClock:
             self._arm()
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait for `delay_s` of this clock."""
         over = asyncio.Event()
         self.call_after(delay_s, over.set)
         await over.wait()

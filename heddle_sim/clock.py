@@ -90,11 +90,9 @@ class FollowingClock:
         return self._clock.frozen
 
     def freeze(self) -> None:
-        """Stop the other clock."""
         self._clock.freeze()
 
     def thaw(self) -> None:
-        """Continue the other clock."""
         self._clock.thaw()
 
     def follow(self) -> None:

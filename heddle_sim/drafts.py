@@ -258,7 +258,6 @@ class DraftedBatch(DecodeBatch):
         return min(context - request.prompt_tokens, request.output_tokens)
 
     def held(self, request: Request) -> int:
-        """Blocks that a request holds."""
         if request.held_at == self.iterations:
             return request.held
         return max(request.held, self._needs(request, self.iterations - 1))

@@ -158,7 +158,6 @@ class ParameterCounts:
 
 
 def count_parameters(model: ModelShape) -> ParameterCounts:
-    """Count the parameters by a model's sizes."""
     experts = model.experts
     mlp = 3 * model.hidden * model.intermediate * model.dense_layers
     routed = chosen = 0

@@ -49,7 +49,6 @@ class LoopConfig(LoopSettings):
 
     @property
     def trainer_gpu(self) -> str:
-        """GPU type of the trainer."""
         return (self.train_gpu or self.run.cluster.gpu).lower()
 
     @property

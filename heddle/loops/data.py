@@ -78,7 +78,6 @@ class DataSet:
         return sum(step.output_tokens for step in self.script(group, sample).steps)
 
     def script(self, group: GroupId, sample: int) -> TrajectoryScript:
-        """The script of a sample."""
         scripts, epoch = self.groups.get(group), 0
         if scripts is None:
             name, epoch = epoch_of(group)

@@ -53,7 +53,6 @@ class SharedLoops(Tabled):
 
     @property
     def best(self) -> tuple[RegimeResult, ...]:
-        """The regime of each loop."""
         return tuple(result.best for result in self.alone.values())
 
     @property
@@ -75,7 +74,6 @@ class SharedLoops(Tabled):
 
     @property
     def warnings(self) -> list[str]:
-        """Those of each loop."""
         return [f"{name}: {w}" for name, each in self.alone.items() for w in each.warnings]
 
     @property

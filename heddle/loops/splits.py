@@ -162,7 +162,6 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
 
 
 def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
-    """The loop of a candidate."""
     run = with_policy(config.run, candidate.policy, candidate.cluster)
     return replace(
         config,

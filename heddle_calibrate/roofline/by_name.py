@@ -82,7 +82,9 @@ def _as_repository(profile: Profile, model: str) -> Profile:
         has = "blocks of 128" if in_blocks else "a tensor"
         theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
         if has != theirs:
-            source = source.noted(f"kernel times are of FP8 with scales of {has}, and not of {theirs}")
+            source = source.noted(
+                f"kernel times are of FP8 with scales of {has}, and not of {theirs}"
+            )
     return replace(profile, source=source)
 
 

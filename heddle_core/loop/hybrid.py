@@ -94,8 +94,6 @@ class WaitLending:
 
 
 class WaitLendingRule:
-    """State of `WaitLending`."""
-
     def __init__(self, parameters: WaitLending, *, groups: int, every: int, scale: float) -> None:
         """`scale`: the GPUs that generate during a loan, over the rollout's own."""
         self._parameters, self._groups, self._every = parameters, groups, every
@@ -189,8 +187,6 @@ class RatioPool:
 
 
 class RatioRule:
-    """State of `RatioPool`."""
-
     def __init__(self, parameters: RatioPool, planner: SplitPlanner | None) -> None:
         self._parameters, self._planner = parameters, planner
         self._steps = 0
@@ -290,7 +286,6 @@ class HybridPool:
         return out
 
     def ready(self, engine: EngineId, now_s: float) -> None:
-        """One of its engines is ready."""
         self._engines[engine] = True
         self._started(now_s)
 

@@ -245,7 +245,6 @@ class ProgressivePredictor:
         self.learn_step(self._of(t), t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Remember whether the latest call failed."""
         self.learn_tool(self._of(t), event)
 
     def observe_finish(self, t: TrajectoryView) -> None:

@@ -132,7 +132,6 @@ def reward_of(value: object) -> float | None:
 
 
 def reward_in(raw: Mapping[str, object]) -> float | None:
-    """The first reward that an object has."""
     found = (reward_of(raw.get(name)) for name in ("reward", "score"))
     return next((reward for reward in found if reward is not None), None)
 
