@@ -91,14 +91,6 @@ def least_batches(regime: Regime) -> int:
     return regime.warm_up_batches + every * -(-LEAST_MEASURED // every)
 
 
-def enough_batches(regime: Regime) -> int:
-    """Batches of which as many are measured as are not, or `least_batches`.
-
-    Those right after a long warm-up are still of trajectories that started early, the shorter ones.
-    """
-    return max(least_batches(regime), 2 * regime.warm_up_batches)
-
-
 def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
     """Refuse prompts with too few samples, too few of them, and too few batches to measure.
 

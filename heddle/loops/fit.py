@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, enough_batches, least_batches
+from heddle.loops.data import DataSet, least_batches
 from heddle.loops.layout import fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
@@ -90,7 +90,10 @@ def _batches(
     if not given.groups and plan is not None and plan.packed:
         usual = [groups for groups in usual if prompts % groups == 0]
     for groups in usual:
-        enough = max(map(enough_batches, rules(groups)), default=0)
+        # As many are measured as are not: those right after a long warm-up are shorter.
+        enough = max(
+            (max(least_batches(r), 2 * r.warm_up_batches) for r in rules(groups)), default=0
+        )
         batches = given.batches or max(config.batches, enough)
         if config.repeat is not False or groups * batches <= prompts:
             return groups, batches

@@ -93,11 +93,6 @@ def _beside(
 def _divided(
     config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
 ) -> list[LoopConfig]:
-    """Splits of the GPUs of the cluster.
-
-    Raises:
-        ConfigError: as `splits`.
-    """
     cluster = config.run.cluster
     degrees = memory_profile(cluster).tps if tps is None else tps
     gpus = cluster.gpus - config.reward_gpus

@@ -74,11 +74,6 @@ class WaitLending:
     """With or without waits, one after the other, before the ratio changes."""
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none.
-
-        Raises:
-            ValueError: it is not above 0 and at most 1.
-        """
         if not 0.0 < self.ratio <= 1.0:
             raise ValueError(f"switch_ratio must be above 0 and at most 1, not {self.ratio:g}")
 
@@ -165,11 +160,6 @@ class RatioPool:
     """When and how their side is planned; None: never."""
 
     def __post_init__(self) -> None:
-        """Refuse thresholds between which there is nothing.
-
-        Raises:
-            ValueError: the pool would change sides at every step.
-        """
         if self.borrow <= self.release:
             raise ValueError(
                 f"borrow must be above release, {self.release:g}, so that the pool can stay where "

@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from heddle_trace.complete import USER
 from heddle_trace.importers.clocks import SLACK_S, elapsed
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.limits import MAX_REWARD, MAX_RL_STEP
@@ -117,11 +116,6 @@ def fingerprint(*parts: object) -> str:
     """Sixteen hex digits that stand for something too long, or too private, to be an id."""
     data = msgspec.json.encode([str(part).encode(errors="replace").decode() for part in parts])
     return blake2b(data, digest_size=8).hexdigest()
-
-
-def is_user(g: LoggedGeneration) -> bool:
-    """Whether a person, or a simulated one, wrote after it."""
-    return g.tools == (USER,)
 
 
 def reward_of(value: object) -> float | None:
