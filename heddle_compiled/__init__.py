@@ -29,10 +29,10 @@ GROUP = "heddle"
 
 
 @cache
-def installed_version() -> str:
-    """The version of Heddle that is installed, or "unknown"."""
+def installed_version(package: str = DISTRIBUTION) -> str:
+    """The version of a package that is installed, or "unknown"; by default Heddle's."""
     try:
-        return version(DISTRIBUTION)
+        return version(package)
     except PackageNotFoundError:
         return "unknown"
 
