@@ -81,11 +81,9 @@ class RunClock:
             self._arm()
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` once `delay_s` of this clock have passed."""
         self.call_at(self.now_s + delay_s, act, *args)
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` at `time_s`, or as soon as possible after."""
         self._requests += 1
         due_s = max(time_s, self.now_s)
         heappush(self._calls, (time_s, self._requests, due_s, act, args))

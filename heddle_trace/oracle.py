@@ -78,7 +78,6 @@ class NoisyOracle(Oracle):
         self._seed = seed
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the remaining tokens times this step's error."""
         return super().remaining_tokens(t) * math.exp(self._sigma * self._z(t))
 
     def _z(self, t: TrajectoryView) -> float:

@@ -60,7 +60,6 @@ class GroupPredictor(NoPrediction):
         self._longest_tokens[t.group] = max(longest, t.output_tokens)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the estimated total minus the output so far, at least the floor."""
         total = self._longest_tokens.get(t.group, self._unknown_tokens)
         return max(float(total - t.output_tokens), self._floor_tokens)
 
