@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 Precision = Literal["bf16", "fp8", "mxfp4", "nvfp4", "int4"]
+KvDtype = Literal["auto", "bf16", "fp8"]
 WEIGHT_BYTES: Final = MappingProxyType(
     {
         "bf16": 2.0,

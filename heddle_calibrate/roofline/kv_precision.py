@@ -2,13 +2,13 @@
 
 import re
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from heddle_calibrate.roofline.pairs import shape_of
+from heddle_sim.model_shape import KvDtype
 from heddle_sim.profile_files import Profile, ProfileError
 from heddle_sim.profile_parts import TpTable
 
-KvDtype = Literal["auto", "bf16", "fp8"]
 KV_BYTES: Final = {"fp8": 1, "bf16": 2}
 KV_NAMES: Final = {size: name for name, size in KV_BYTES.items()}
 WITHOUT_SCALES: Final = re.compile(r"(redhatai|neuralmagic)/(?!.*kv)|.*fp8[-_]dynamic", re.I)
