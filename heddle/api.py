@@ -206,11 +206,6 @@ def _config(
     keys: Mapping[str, Any],
     out: str | Path = "runs",
 ) -> RunConfig:
-    """The configuration of a call.
-
-    Raises:
-        ConfigError: a key is unknown, or its value does not fit.
-    """
     if isinstance(trace, RunConfig):
         for name in [*keys, *(settings or {})]:
             raise ConfigError(f"{name} {BESIDE_CONFIG}")

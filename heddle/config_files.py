@@ -124,7 +124,6 @@ def to_builtins(config: RunConfig) -> Values:
 
 
 def from_builtins(values: Mapping[str, Any], label: str) -> RunConfig:
-    """Read back what `to_builtins` wrote."""
     return _resolved([ConfigSource(label, values)], RunConfig)
 
 

@@ -18,8 +18,6 @@ WIDTH = 98
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the configuration."""
-
     name: str
     """With its section, as ``cluster.gpus``."""
     kind: str

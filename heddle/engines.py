@@ -8,7 +8,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle.hardware import hardware
-from heddle.runs.files import version_of
+from heddle_compiled import installed_version
 from heddle_core.ids import EngineId
 from heddle_rollout.speculation import GROUPED, Speculation
 from heddle_runtime.vllm.checks import EngineSetupError, check_engines, visible_gpus
@@ -104,8 +104,8 @@ def _vllm_facts(config: RunConfig) -> dict[str, Any]:
     runtime = config.runtime
     return {
         "engine": "vllm",
-        "torch": version_of("torch"),
-        "nixl": version_of("nixl") if runtime.kv_transfer == "nixl" else None,
+        "torch": installed_version("torch"),
+        "nixl": installed_version("nixl") if runtime.kv_transfer == "nixl" else None,
         "model_dir": str(Path(runtime.model_dir).resolve()),
         "notes": [],
     }

@@ -51,8 +51,6 @@ class WorkerError(RuntimeError):
 
 
 class Executor(Protocol[S_co]):
-    """Calls a function with each job."""
-
     def map(
         self,
         function: Callable[[S_co, J, Report | None], R],

@@ -137,7 +137,6 @@ class LoadedModel:
 
     @property
     def factory(self) -> LearnedFactory:
-        """The factory for a policy's context."""
         return LearnedFactory(self.model)
 
     def plain(self) -> dict[str, Any]:

@@ -180,7 +180,6 @@ class RunSink:
         self._timer = FlushTimer(directory)
 
     def __call__(self, event: Event, commands: Sequence[Command]) -> None:
-        """Take one event with its commands."""
         self._directory.record(event, commands)
         match event:
             case TrajectoryFinished():

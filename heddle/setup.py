@@ -70,7 +70,6 @@ class RunSetup:
         return self.profiles.only
 
     def controller(self) -> Controller:
-        """Make the controller of the run."""
         restarts = self.config.cluster.restart_limit
         return Controller(self.policy, self.context.disaggregation, restarts)
 

@@ -122,8 +122,6 @@ def run_prices(setup: RunSetup) -> Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRun:
-    """A run whose directory is open."""
-
     setup: RunSetup
     directory: RunDirectory
     signals: StopSignals

@@ -47,7 +47,8 @@ class Workload:
     @property
     def filled(self) -> dict[str, int]:
         """Number of values of each field that the trace lacked and a rule filled in."""
-        return {} if self.fill is None else filled_counts(self.fill)
+        fields = {} if self.fill is None else self.fill.fields
+        return {f"filled_{name}": f.filled for name, f in fields.items()}
 
     @property
     def notes(self) -> dict[str, int]:
@@ -160,8 +161,3 @@ def check_tools(tools: Sequence[str | None], cluster: ClusterConfig) -> None:
                 f"cluster.tool_pools: {tool}: the workload has no such tool; {hint} has "
                 f"{', '.join(map(repr, list(parts)[:_TOOLS_NAMED])) or 'none'}"
             )
-
-
-def filled_counts(fill: FillReport) -> dict[str, int]:
-    """Number of values of each field that were filled in, by the key of reports."""
-    return {f"filled_{name}": f.filled for name, f in fill.fields.items()}

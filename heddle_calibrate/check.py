@@ -33,8 +33,6 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure of a run."""
-
     measured: float | None
     simulated: float | None
     error_pct: float | None

@@ -109,8 +109,6 @@ class MoveTrial(Trial):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStopTrial(Trial):
-    """One start and stop of an engine."""
-
     others: Count
     """Engines that were ready already."""
     start_s: Positive

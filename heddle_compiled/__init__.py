@@ -29,10 +29,10 @@ GROUP = "heddle"
 
 
 @cache
-def installed_version() -> str:
-    """The version of Heddle that is installed, or "unknown"."""
+def installed_version(package: str = DISTRIBUTION) -> str:
+    """The version of a package that is installed, or "unknown"; by default Heddle's."""
     try:
-        return version(DISTRIBUTION)
+        return version(package)
     except PackageNotFoundError:
         return "unknown"
 
@@ -74,7 +74,6 @@ def extensions() -> list[Path]:
 
 
 def source(module: str) -> Path:
-    """Return the source of a module."""
     return ROOT.joinpath(*module.split(".")).with_suffix(".py")
 
 

@@ -41,7 +41,6 @@ def build() -> None:
 
 
 def remove() -> None:
-    """Remove a compiled build that is here."""
     RECORD.unlink(missing_ok=True)
     for extension in built():
         extension.unlink()

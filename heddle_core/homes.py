@@ -35,7 +35,6 @@ class PlannedHomes:
             self._homes[t] = engine
 
     def plan(self, t: Trajectory, engine: EngineId) -> None:
-        """Plan the home of one."""
         self._homes[t.id] = engine
 
     def forget(self, t: Trajectory) -> None:

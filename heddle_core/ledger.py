@@ -137,7 +137,6 @@ class Ledger:
         self.now_s = time_s
 
     def add_engine(self, engine: Engine) -> None:
-        """Record that an engine is ready."""
         if engine.id in self.known_engines:
             raise LedgerError(f"engine {engine.id!r} is ready twice")
         self.known_engines[engine.id] = engine

@@ -25,11 +25,6 @@ class RestartLimit(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float = 600.0
 
     def __post_init__(self) -> None:
-        """Check what each value may be.
-
-        Raises:
-            ValueError: names the value and its range.
-        """
         if self.restarts < 0:
             raise ValueError(f"restarts is {self.restarts}: it must be 0 or more")
         if not self.window_s > 0.0:

@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 
 class Move(NamedTuple, Generic[T]):
-    """One requested transfer."""
-
     order: tuple[float, int]
     """Longest first, then by request; no two are equal."""
     source: EngineId

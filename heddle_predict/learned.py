@@ -74,7 +74,6 @@ class LearnedPredictor:
         self._observations.observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the quantile that this predictor estimates by, at least one token."""
         observed = self._observations.of(t)
         survival = self._observations.log_survival(observed, t)
         log = survival + self._correction(observed, t, survival)
@@ -112,7 +111,6 @@ class ByTask:
         self._of(t).observe_finish(t)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the estimate of the predictor for this task."""
         return self._of(t).remaining_tokens(t)
 
     def _of(self, t: TrajectoryView) -> Predictor:

@@ -45,7 +45,6 @@ class Observations:
         return len(self._observed)
 
     def of(self, t: TrajectoryView) -> Observed:
-        """Return what is known of `t`."""
         observed = self._observed.get(t.id)
         if observed is None:
             observed = self._observed[t.id] = self._begin(t)

@@ -123,7 +123,6 @@ class _Played:
             )
 
     def step(self) -> None:
-        """Let the next step or tool end."""
         now_s, index = heapq.heappop(self.queue)
         if self._in_tool[index]:
             self._in_tool[index] = False

@@ -169,7 +169,6 @@ class Cluster:
             self.abort_running(name)
 
     def abort_running(self, name: EngineId) -> None:
-        """Abort every running step of an engine."""
         engine = self.engines[name]
         every = name.name in self._recalled
         if engine.capabilities.preempt:

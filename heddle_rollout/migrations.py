@@ -15,8 +15,6 @@ NOT_PLACED = KvPlaced("none", 0)
 
 
 class _Migration:
-    """One migration under way."""
-
     __slots__ = ("begun", "command", "context_ids", "group", "id", "kv", "transfer")
 
     def __init__(

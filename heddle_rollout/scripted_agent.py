@@ -121,7 +121,6 @@ class ScriptedAgent:
 
     @property
     def prompt_tokens(self) -> int:
-        """Size of the first prompt."""
         return self._table.row(self._first)[0]
 
     @property

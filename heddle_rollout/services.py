@@ -47,7 +47,6 @@ class CoreEstimates:
         self._clock, self._prediction_s = clock, prediction_s
 
     def predict(self, command: Predict, listener: ServiceListener) -> None:
-        """Answer with the command's estimate."""
         self._clock.call_after(self._prediction_s, listener.predicted, command, command.estimate)
 
 

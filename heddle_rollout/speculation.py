@@ -73,11 +73,6 @@ class Speculation:
         return max((drafts for _, _, drafts in self.ranges), default=found)
 
     @property
-    def is_static(self) -> bool:
-        """Whether every batch size has the same number of drafts."""
-        return len(self.ranges) == 1
-
-    @property
     def is_found(self) -> bool:
         """Whether the drafts of each batch size are still to be found."""
         return not self.ranges
@@ -103,7 +98,7 @@ class Speculation:
             "method": self.method,
             "num_speculative_tokens": self.most_drafts,
         }
-        if not self.is_static:
+        if len(self.ranges) > 1:
             config["num_speculative_tokens_per_batch_size"] = [list(each) for each in self.ranges]
         if self.method == "ngram":
             config |= LOOKUP

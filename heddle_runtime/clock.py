@@ -54,14 +54,12 @@ class RunClock:
 
     @property
     def now_s(self) -> float:
-        """Seconds since the run began; never decreases."""
         if self._frozen_s is not None:
             return self._frozen_s
         return max((self._loop.time() - self._origin_s) * self._speed, self._due_s)
 
     @property
     def frozen(self) -> bool:
-        """Whether time is stopped."""
         return self._frozen_s is not None
 
     @property
@@ -83,11 +81,9 @@ class RunClock:
             self._arm()
 
     def call_after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` once `delay_s` of this clock have passed."""
         self.call_at(self.now_s + delay_s, act, *args)
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` at `time_s`, or as soon as possible after."""
         self._requests += 1
         due_s = max(time_s, self.now_s)
         heappush(self._calls, (time_s, self._requests, due_s, act, args))
@@ -95,7 +91,6 @@ class RunClock:
             self._arm()
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait for `delay_s` of this clock."""
         over = asyncio.Event()
         self.call_after(delay_s, over.set)
         await over.wait()

@@ -53,8 +53,6 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TinyModel:
-    """The shape of a model."""
-
     vocabulary: int = 2048
     hidden: int
     intermediate: int

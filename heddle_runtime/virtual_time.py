@@ -44,7 +44,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Ignore the resolution that the base class measures."""
 
     def time(self) -> float:
-        """Return the virtual time, in seconds."""
         return self.now
 
     def jump(self) -> None:

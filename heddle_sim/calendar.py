@@ -44,7 +44,6 @@ class Calendar:
         """Heap of the keys of `_far`."""
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` at `time_s`, or now if that is past."""
         if not time_s > self.now_s:
             time_s = self.now_s
         call = (time_s, next(self.numbers), act, args)

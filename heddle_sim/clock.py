@@ -86,15 +86,12 @@ class FollowingClock:
 
     @property
     def frozen(self) -> bool:
-        """Whether the other clock is stopped."""
         return self._clock.frozen
 
     def freeze(self) -> None:
-        """Stop the other clock."""
         self._clock.freeze()
 
     def thaw(self) -> None:
-        """Continue the other clock."""
         self._clock.thaw()
 
     def follow(self) -> None:
@@ -105,7 +102,6 @@ class FollowingClock:
             calendar.now_s = max(calendar.now_s, now_s)
 
     def call_at(self, time_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Call `act` at `time_s`, or now if that is past."""
         self._calendar.call_at(time_s, act, *args)
         self._arm()
 

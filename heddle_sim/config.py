@@ -98,7 +98,6 @@ class SimulationConfig:
         return None if tools is None else tools.made(clock, self.seed, scale=self.tool_scale)
 
     def start_s(self, shape: EngineShape) -> float:
-        """Seconds that an engine takes to start."""
         return self.engine_start_s_at.get(shape.as_role("both"), self.engine_start_s)
 
     def transfer_s(self, kv_bytes: float) -> float:

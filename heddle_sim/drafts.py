@@ -204,10 +204,6 @@ class DraftedBatch(DecodeBatch):
         self._ends[:] = [-request.finish for request in requests]
         self.first_end = -self._ends[-1] if requests else NEVER
 
-    def may_leap(self) -> bool:
-        """Whether a run of iterations of this batch has the drafts of the next one."""
-        return self.drafting.drafts[self.size] == self.drafts
-
     def _set_rate(self, request: Request, context: int) -> None:
         """Let a request with `context` (times `ONE`) go on with the present drafts."""
         drafting = self._after[min(request.samples, len(self._after) - 1)]
@@ -258,7 +254,6 @@ class DraftedBatch(DecodeBatch):
         return min(context - request.prompt_tokens, request.output_tokens)
 
     def held(self, request: Request) -> int:
-        """Blocks that a request holds."""
         if request.held_at == self.iterations:
             return request.held
         return max(request.held, self._needs(request, self.iterations - 1))
@@ -315,7 +310,7 @@ class DraftedBatch(DecodeBatch):
         """Begin a leap, as `DecodeBatch.leap`; of one iteration where the next has other drafts."""
         size = self.size
         iterations = self.first_end - self.iterations
-        if not self.may_leap():
+        if self.drafting.drafts[size] != self.drafts:  # those of the next iteration alone
             iterations = 1
         # More than each can need, so that few leaps have to count.
         most = (iterations * self._most_rate // self._block_size >> SHIFT) + 2

@@ -78,9 +78,7 @@ MOST_LAYERS = 10**4
 """Larger numbers are mistakes."""
 
 
-def read_model_config(
-    path: Path, *, name: str = "", precision: Precision | None = None
-) -> ModelShape:
+def read_model_config(path: Path, *, precision: Precision | None = None) -> ModelShape:
     """Read a config.json, or the one in a folder; `precision` overrides that of all linear layers.
 
     Raises ModelConfigError with the file, the field and the remedy.
@@ -93,7 +91,7 @@ def read_model_config(
     return model_shape(
         values,
         place=str(file),
-        name=name or _name(file),
+        name=_name(file),
         precision=precision,
     )
 

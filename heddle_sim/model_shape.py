@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 Precision = Literal["bf16", "fp8", "mxfp4", "nvfp4", "int4"]
+KvDtype = Literal["auto", "bf16", "fp8"]
 WEIGHT_BYTES: Final = MappingProxyType(
     {
         "bf16": 2.0,
@@ -158,7 +159,6 @@ class ParameterCounts:
 
 
 def count_parameters(model: ModelShape) -> ParameterCounts:
-    """Count the parameters by a model's sizes."""
     experts = model.experts
     mlp = 3 * model.hidden * model.intermediate * model.dense_layers
     routed = chosen = 0

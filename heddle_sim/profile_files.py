@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ from heddle_sim.profile_parts import (
 from heddle_sim.profile_parts import ProfileError as ProfileError
 from heddle_sim.profile_parts import layout_name as layout_name
 from heddle_sim.profile_parts import read_layout as read_layout
+
+T = TypeVar("T")
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 MAX_BATCH = 512
@@ -354,14 +356,19 @@ def load_profile(model: str, gpu: str = "") -> Profile:
 
 def read_profile(path: Path) -> Profile:
     """Read and check one profile file; ProfileError names the file and the field."""
-    try:
-        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
-    except OSError as e:
-        raise ProfileError(f"cannot read the profile {path}: {e.strerror}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ProfileError(
-            f"{path} is not a profile: {e}; see heddle_sim/profiles/README.md for the format"
-        ) from e
+    profile = decode_profile(path, Profile, "profile")
     for fault in faults_of(profile):
         raise ProfileError(f"{path}: {fault}")
     return profile
+
+
+def decode_profile(path: Path, made: type[T], what: str) -> T:
+    """Read a file as what `made` declares; ProfileError names the file and the field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=made)
+    except OSError as e:
+        raise ProfileError(f"cannot read the {what} {path}: {e.strerror}") from e
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise ProfileError(
+            f"{path} is not a {what}: {e}; see heddle_sim/profiles/README.md for the format"
+        ) from e

@@ -81,7 +81,6 @@ class ProfileSource:
         return f"{name} {self.backend_version}{precision}"
 
     def noted(self, note: str) -> "ProfileSource":
-        """Return the source with one note more."""
         return replace(self, note="; ".join(filter(None, (self.note, note))))
 
 

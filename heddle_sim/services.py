@@ -218,8 +218,6 @@ class ToolServices:
     """Added to every call."""
 
     def made(self, clock: Clock, seed: int, *, scale: float = 1.0) -> ToolPools:
-        """Their pools on a clock."""
-
         def pool(name: str, config: ServiceConfig) -> ServicePool:
             if self.latency is not None and config.latency is None:
                 config = replace(config, latency=self.latency)

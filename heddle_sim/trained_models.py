@@ -49,17 +49,12 @@ class TrainedModel:
         return self.active < self.parameters
 
     @property
-    def input_embedding(self) -> float:
-        """Parameters of the input embedding: a look-up, no arithmetic."""
-        return float(self.vocabulary * self.hidden)
-
-    @property
     def multiplied(self) -> float:
         """Active parameters that are multiplied: all but the input embedding.
 
         A tied matrix is multiplied, as output head, so nothing is taken off there.
         """
-        return self.active if self.tied else self.active - self.input_embedding
+        return self.active if self.tied else self.active - float(self.vocabulary * self.hidden)
 
     @property
     def expert_layers(self) -> int:

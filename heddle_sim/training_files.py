@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from heddle_core.bounds import bound_faults
-from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
+from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError, decode_profile
 from heddle_sim.training import TrainingProfile
 from heddle_sim.weight_update import WeightUpdateProfile
 
@@ -32,14 +30,7 @@ def load_training(path: Path = TRAINING_FILE) -> TrainingFile:
 
     Raises ProfileError that names the file and the field.
     """
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=TrainingFile)
-    except OSError as e:
-        raise ProfileError(f"cannot read the training profile {path}: {e.strerror}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise ProfileError(
-            f"{path} is not a training profile: {e}; see heddle_sim/profiles/README.md"
-        ) from e
+    file = decode_profile(path, TrainingFile, "training profile")
     for fault in bound_faults(file):
         raise ProfileError(f"{path}: {fault}")
     return file

@@ -15,6 +15,10 @@ from heddle_trace.errors import TraceError
 from heddle_trace.schema import TrajectoryScript
 from heddle_trace.table import Scripts
 
+PROMPT_SIGMA: Final = 0.5
+"""Standard deviation, in natural log, of what `PaperQuality` observes of a prompt."""
+STEP_SIGMA: Final = 0.4
+"""The same of what it observes of a trajectory after each step."""
 _STANDARD_NORMAL: Final = NormalDist()
 _HASH_BITS: Final = 53  # what a float holds exactly
 _MAX_SIGMA: Final = 10.0  # already noise without a signal; far more would overflow
@@ -74,7 +78,6 @@ class NoisyOracle(Oracle):
         self._seed = seed
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the remaining tokens times this step's error."""
         return super().remaining_tokens(t) * math.exp(self._sigma * self._z(t))
 
     def _z(self, t: TrajectoryView) -> float:
@@ -90,8 +93,8 @@ class PaperQuality:
 
     * Log totals vary normally between prompts and within a prompt, as those of the scripts do.
     * On arrival it observes the mean log total of the prompt's samples, with a normal error of
-      `prompt_sigma`, one for each prompt.
-    * After each step it observes the trajectory's own log total, with an error of `step_sigma`.
+      `PROMPT_SIGMA`, one for each prompt.
+    * After each step it observes the trajectory's own log total, with an error of `STEP_SIGMA`.
     * It answers the mean of what is left, given that the total exceeds the tokens made.
 
     Errors come from a hash of (seed, prompt) and (seed, trajectory, step).
@@ -104,15 +107,12 @@ class PaperQuality:
         scripts: Iterable[TrajectoryScript],
         *,
         seed: int,
-        prompt_sigma: float = 0.5,
-        step_sigma: float = 0.4,
     ) -> None:
-        """Take the errors' standard deviations in natural log; both greater than 0."""
         columns = Scripts.of(scripts)
         logs = np.log(np.maximum(columns.total("output_tokens"), 1).astype(np.float64))
         self._logs: dict[str, float] = dict(zip(columns.ids, logs.tolist(), strict=True))
         self._seed = seed
-        self._step_variance = step_sigma**2
+        self._step_variance = STEP_SIGMA**2
         group = columns.trajectory("group")
         prompts = len(group.words)
         samples = np.bincount(group.values, minlength=prompts)
@@ -121,17 +121,16 @@ class PaperQuality:
         within = logs - means[group.values]
         self._within_variance = float(np.mean(within**2)) if len(logs) else 0.0
         between_variance = float(np.var(logs)) - self._within_variance if len(logs) else 0.0
-        weight = between_variance / (between_variance + prompt_sigma**2)
+        weight = between_variance / (between_variance + PROMPT_SIGMA**2)
         self._prompt_variance = (1.0 - weight) * between_variance
         self._prompts = {
             name: self._mean
-            + weight * (mean + prompt_sigma * _standard_normal(seed, name) - self._mean)
+            + weight * (mean + PROMPT_SIGMA * _standard_normal(seed, name) - self._mean)
             for name, mean in zip(group.words, means.tolist(), strict=True)
         }
         """Mean log total of each prompt, given what its text shows."""
         self._observed: dict[TrajectoryId, tuple[int, float]] = {}
         """Steps of each unfinished trajectory, and the sum of its observations after them."""
-        self._step_sigma = step_sigma
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
         """Observe the total once more.
@@ -140,7 +139,7 @@ class PaperQuality:
             TraceError: the trajectory has no script here.
         """
         steps, total = self._observed.get(t.id, (0, 0.0))
-        error = self._step_sigma * _standard_normal(self._seed, t.id, event.step)
+        error = STEP_SIGMA * _standard_normal(self._seed, t.id, event.step)
         self._observed[t.id] = steps + 1, total + self._log_total(t) + error
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:

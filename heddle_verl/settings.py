@@ -209,11 +209,6 @@ def _profile(settings: RouterSettings) -> Profile:
 
 
 def _given(key: str, given: int | None, reported: int | None, of_verl: str) -> int:
-    """A value of the file, or what engines report.
-
-    Raises:
-        ConfigError: neither is there.
-    """
     found = given or reported
     if found is None:
         raise ConfigError(

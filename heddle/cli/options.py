@@ -246,11 +246,6 @@ def _config_files(named: Sequence[Path]) -> list[Path]:
 
 
 def _trace(sources: Sequence[str]) -> "list[ConfigSource]":
-    """Read the TRACE argument.
-
-    Raises:
-        ConfigError: it is a TOML file, or there are several.
-    """
     from heddle.config_files import option_value
 
     for source in sources:

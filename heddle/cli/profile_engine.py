@@ -147,7 +147,6 @@ def fit(
 
 
 def _save_profile(profile: "Profile", out: Path, as_json: bool) -> None:
-    """Write a profile and print its errors."""
     from heddle.cli.outputs import write
     from heddle.cli.show_profile import fitted
     from heddle_calibrate.profiles import encode_profile

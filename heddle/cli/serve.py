@@ -208,11 +208,6 @@ def _gateway(
 
 
 def _replies(path: Path) -> "Replies":
-    """Read what fake engines say.
-
-    Raises:
-        ConfigError: names the file and the line.
-    """
     from heddle_gateway.fake_engines import Replies
 
     messages = []

@@ -13,7 +13,7 @@ from heddle.cli.tables import new_table, show
 from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
-from heddle_calibrate.roofline.kv_precision import kv_dtype_of
+from heddle_calibrate.roofline.kv_precision import KV_NAMES, kv_dtype_of
 from heddle_calibrate.roofline.memory import weight_bytes_per_gpu
 from heddle_calibrate.roofline.operators import decode_iterations, prefill_iterations
 from heddle_calibrate.roofline.profile import error_statement, step_seconds
@@ -318,7 +318,7 @@ def plain_config_profile(made: ConfigProfile) -> dict[str, Any]:
         "gpu": profile.gpu,
         "source": made.source,
         "precision": profile.source.precision,
-        "kv_precision": {1: "fp8", 2: "bf16"}[model.kv_element_bytes],
+        "kv_precision": KV_NAMES[model.kv_element_bytes],
         "parameters": p.total,
         "active_parameters": p.active,
         "kv_bytes_per_token": profile.kv_bytes_per_token,

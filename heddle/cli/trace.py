@@ -68,7 +68,6 @@ def describe(path: Path, as_json: bool, figure: Path | None) -> None:
 
 
 def show_description(stats: TraceStats) -> None:
-    """Print what `describe` counted."""
     from heddle.cli.tables import show_rows
 
     click.echo("\n".join(_summary(stats)))

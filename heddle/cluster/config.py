@@ -14,6 +14,7 @@ from heddle_core.bounds import Bounds
 from heddle_core.defaults import REPORT_INTERVAL_S
 from heddle_core.plans import RestartLimit
 from heddle_rollout.speculation import Speculation, SpeculationError, read_speculation
+from heddle_sim.model_shape import KvDtype
 from heddle_sim.services import ServiceConfig, ToolServices
 
 OverCapacityRule: TypeAlias = Literal["error", "drop"]
@@ -80,7 +81,7 @@ class ClusterConfig:
     engine_version: str = ""
     """Release whose host time counts, or the nearest that was measured; empty: the newest, of
     SGLang the mean."""
-    kv_dtype: Literal["auto", "bf16", "fp8"] = "auto"
+    kv_dtype: KvDtype = "auto"
     """Of the KV. auto: by repository, else by profile."""
     roles: str = ""
     """GPUs of engines that prefill and of those that decode, as ``prefill=2,decode=6``: together

@@ -253,11 +253,6 @@ def load_profiles(cluster: ClusterConfig, *, check_tp: bool = True) -> ClusterPr
 
 
 def _choices(cluster: ClusterConfig) -> tuple[int, ...]:
-    """The TP degrees of `tp_choices` that engines of this class may have.
-
-    Raises:
-        ProfileError: there is none.
-    """
     known = layout_profile(cluster).tps_on(cluster.gpus)
     choices = tuple(tp for tp in cluster.tp_choices or () if tp in known)
     if not choices:

@@ -90,8 +90,6 @@ class PolicyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Answered):
-    """What `heddle compare` reports."""
-
     config: RunConfig
     """Of the first run; where settings were tried, of the policies that run once."""
     tuning: Tuning

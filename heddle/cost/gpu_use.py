@@ -15,7 +15,6 @@ class GpuUse:
         self._now_s = 0.0
 
     def take(self, event: Event) -> None:
-        """Take the next event of the run."""
         self._now_s = event.time_s
         match event:
             case EngineReady():

@@ -119,11 +119,6 @@ def read_samples(path: Path) -> list[SampleLength]:
 
 
 def _check_schema(path: Path, line: bytes) -> None:
-    """Check the first line.
-
-    Raises:
-        ConfigError: it is not that of an epoch file which this version reads.
-    """
     try:
         found = msgspec.json.decode(line, type=dict[str, Any]).get("schema")
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -49,13 +49,7 @@ class LoopConfig(LoopSettings):
 
     @property
     def trainer_gpu(self) -> str:
-        """GPU type of the trainer."""
         return (self.train_gpu or self.run.cluster.gpu).lower()
-
-    @property
-    def one_type(self) -> bool:
-        """Whether engines and trainer have GPUs of one type."""
-        return {gpu.lower() for gpu in self.run.cluster.pools} == {self.trainer_gpu}
 
     def on(self, **cluster: Any) -> "LoopConfig":
         """The same loop with other values of its cluster."""

@@ -78,7 +78,6 @@ class DataSet:
         return sum(step.output_tokens for step in self.script(group, sample).steps)
 
     def script(self, group: GroupId, sample: int) -> TrajectoryScript:
-        """The script of a sample."""
         scripts, epoch = self.groups.get(group), 0
         if scripts is None:
             name, epoch = epoch_of(group)
@@ -90,14 +89,6 @@ def least_batches(regime: Regime) -> int:
     """Batches of which as few are measured as may be."""
     every = regime.update.every
     return regime.warm_up_batches + every * -(-LEAST_MEASURED // every)
-
-
-def enough_batches(regime: Regime) -> int:
-    """Batches of which as many are measured as are not, or `least_batches`.
-
-    Those right after a long warm-up are still of trajectories that started early, the shorter ones.
-    """
-    return max(least_batches(regime), 2 * regime.warm_up_batches)
 
 
 def whole_epochs(least: int, epoch: int, regimes: Iterable[Regime]) -> int:

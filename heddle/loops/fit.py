@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, enough_batches, least_batches, whole_epochs
+from heddle.loops.data import DataSet, least_batches, whole_epochs
 from heddle.loops.layout import fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
@@ -91,7 +91,10 @@ def _batches(
     if not given.groups and plan is not None and plan.packed:
         usual = [groups for groups in usual if prompts % groups == 0]
     for groups in usual:
-        enough = max(map(enough_batches, rules(groups)), default=0)
+        # As many are measured as are not: those right after a long warm-up are shorter.
+        enough = max(
+            (max(least_batches(r), 2 * r.warm_up_batches) for r in rules(groups)), default=0
+        )
         if plan is not None and prompts % groups == 0:
             whole = whole_epochs(max(config.batches, enough), prompts // groups, rules(groups))
             enough = whole if whole <= 2 * config.batches else enough

@@ -85,7 +85,6 @@ class LoopFigures:
 
     @property
     def mean_step_s(self) -> float:
-        """Mean of a step."""
         return fmean(self.step_s)
 
     @property

@@ -243,8 +243,6 @@ class RegimeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoopComparison(Tabled):
-    """What `heddle loop` reports."""
-
     tried: tuple[RegimeResult, ...]
     """Every regime at every split of the GPUs and TP degree."""
     objective: Objective = "makespan"
@@ -299,7 +297,6 @@ class LoopComparison(Tabled):
 
     @property
     def best(self) -> RegimeResult:
-        """The best regime by the objective."""
         return self.ranking[0]
 
     @property

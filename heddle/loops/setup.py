@@ -276,7 +276,7 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     hybrid, cluster = regime.split.hybrid, config.run.cluster
     if hybrid is None:
         return config
-    if not config.one_type:
+    if {gpu.lower() for gpu in config.run.cluster.pools} != {config.trainer_gpu}:
         raise UnfitError(
             f"regime {name} moves GPUs between rollout and training, which have other types here: "
             "give both one type"

@@ -53,7 +53,6 @@ class SharedLoops(Tabled):
 
     @property
     def best(self) -> tuple[RegimeResult, ...]:
-        """The regime of each loop."""
         return tuple(result.best for result in self.alone.values())
 
     @property
@@ -75,7 +74,6 @@ class SharedLoops(Tabled):
 
     @property
     def warnings(self) -> list[str]:
-        """Those of each loop."""
         return [f"{name}: {w}" for name, each in self.alone.items() for w in each.warnings]
 
     @property
@@ -142,9 +140,7 @@ class SharedLoops(Tabled):
         }
 
 
-def share_gpus(
-    loops: Mapping[str, LoopConfig], *, jobs: int | None = 1, workspace: Workspace | None = None
-) -> SharedLoops:
+def share_gpus(loops: Mapping[str, LoopConfig], *, jobs: int | None = 1) -> SharedLoops:
     """Simulate loops alone and on the same GPUs, each under its best regime that can take part.
 
     `loops` are by the names of their files; `run.cluster.gpus` are all GPUs. `jobs` as of
@@ -159,7 +155,7 @@ def share_gpus(
         "loop.shared_gpus: give a TOML file for each of two loops or more, such as -c a.toml -c "
         "b.toml",
     )
-    shared = Workspace() if workspace is None else workspace
+    shared = Workspace()
     alone = {name: _alone(name, config, jobs, shared) for name, config in loops.items()}
     _check_gpus(alone)
     seeds = min(len(result.best.runs) for result in alone.values())

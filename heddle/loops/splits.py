@@ -93,11 +93,6 @@ def _beside(
 def _divided(
     config: LoopConfig, train_gpus: Sequence[int] | None, tps: Sequence[int] | None
 ) -> list[LoopConfig]:
-    """Splits of the GPUs of the cluster.
-
-    Raises:
-        ConfigError: as `splits`.
-    """
     cluster = config.run.cluster
     degrees = memory_profile(cluster).tps if tps is None else tps
     gpus = cluster.gpus - config.reward_gpus
@@ -162,7 +157,6 @@ def _beside_roles(config: LoopConfig, gpus: int, train_gpus: Sequence[int] | Non
 
 
 def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
-    """The loop of a candidate."""
     run = with_policy(config.run, candidate.policy, candidate.cluster)
     return replace(
         config,

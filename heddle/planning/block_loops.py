@@ -62,7 +62,6 @@ def verl_training(loop: LoopSplit) -> list[str]:
 
 
 def skyrl_training(loop: LoopSplit) -> list[str]:
-    """SkyRL."""
     if loop.colocated:
         return ["trainer.placement.colocate_all=true"]
     nodes, each = _nodes(loop.train_gpus)
@@ -96,7 +95,6 @@ def prime_rl_training(loop: LoopSplit) -> list[str]:
 
 
 def nemo_rl_training(loop: LoopSplit) -> list[str]:
-    """NeMo-RL."""
     at = "policy.generation.colocated"
     if loop.colocated:
         return [f"{at}.enabled=true"]

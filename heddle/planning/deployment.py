@@ -97,7 +97,6 @@ class Deployment:
 
 
 def deployment_of_search(found: "SearchResult") -> Deployment:
-    """The deployment of what a search recommends."""
     return deployment_of(found.setup, found.judged)
 
 

@@ -37,8 +37,6 @@ SOURCES = str(Path(__file__).resolve().parents[2])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOrder:
-    """What one engine is to be."""
-
     settings: VllmSettings
     tp: int
     max_running: int

@@ -84,22 +84,16 @@ class IndexRow(msgspec.Struct, frozen=True):
 
 
 class IndexRun(msgspec.Struct, frozen=True):
-    """A run and its row."""
-
     run: str
     policy: str
     seed: int
 
 
 class IndexTrace(msgspec.Struct, frozen=True):
-    """The trace that was replayed."""
-
     name: str
 
 
 class ComparisonIndex(msgspec.Struct, frozen=True):
-    """What is read of an index."""
-
     schema: str
     trace: IndexTrace
     ranking: tuple[str, ...]

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -195,17 +194,8 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "heddle": installed_version(),
-        **{name: version_of(name) for name in packages},
+        **{name: installed_version(name) for name in packages},
     }
-
-
-@cache
-def version_of(package: str) -> str:
-    """The version of a package that is installed, or "unknown"."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @cache

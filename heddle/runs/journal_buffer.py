@@ -308,13 +308,11 @@ class JournalInMemory:
         self._wanted = frozenset(layouts()[name].cls for name in names)
 
     def record(self, event: Event, commands: Sequence[Command]) -> None:
-        """See `JournalBuffer.record`."""
         kept = [command for command in commands if command.__class__ in self._wanted]
         if kept or event.__class__ in self._wanted:
             self._rows.record(event, kept)
 
     def journal(self) -> Journal:
-        """Return the columns so far."""
         self._reader.add(self._rows.take())
         return self._reader.journal()
 

@@ -66,8 +66,6 @@ class SearchedCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchedClusters(Answered):
-    """All clusters that were searched."""
-
     clusters: tuple[SearchedCluster, ...]
     """The recommended first, then by makespan."""
     left_out: Mapping[str, str]

@@ -144,5 +144,4 @@ def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[
 
 
 def deployment_of_comparison(comparison: "Comparison", answer: Recommendation) -> Deployment:
-    """The deployment of what a comparison recommends."""
     return deployment_of(_setup(comparison, answer.judged[0].candidate), answer.judged)

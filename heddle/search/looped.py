@@ -59,7 +59,6 @@ def judged_of(row: RegimeResult) -> Judged:
 
 
 def deployment_of_loop(result: "LoopComparison") -> Deployment:
-    """The deployment of the best regime."""
     return deployment_of(result.best.setup.run, [judged_of(row) for row in result.ranking])
 
 

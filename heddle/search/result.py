@@ -78,8 +78,6 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """A candidate of a search."""
-
     candidate: Variant
     draws: int
     """That it ran on; 0: on a part of the cluster only."""
@@ -89,8 +87,6 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found."""
-
     setup: RunSetup
     """Of the recommended candidate, on the whole trace."""
     judged: tuple[Judged, ...]
@@ -114,7 +110,6 @@ class SearchResult:
 
     @property
     def best(self) -> Judged:
-        """What is recommended."""
         return self.judged[0]
 
     def cost(self, each: Judged) -> RunCost:

@@ -39,12 +39,10 @@ class Recommendation:
 
 
 def verdict_of_search(result: SearchResult) -> str:
-    """The verdict of a search."""
     return verdict(answer_of_search(result))
 
 
 def answer_of_search(result: SearchResult) -> Recommendation:
-    """The answer of a search."""
     return Recommendation(
         judged=result.judged,
         as_it_comes=result.as_it_comes,

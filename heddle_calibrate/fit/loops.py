@@ -12,8 +12,6 @@ from heddle_sim.latency import LatencyTable
 
 
 class SimulatedLoop(NamedTuple):
-    """The figures of a `LoopTrial`, simulated."""
-
     makespan_s: float
     ttft_s: float
     tpot_s: float

@@ -73,8 +73,6 @@ class PrefillCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of the engine under measurement."""
-
     max_running: int
     max_context: int
     """Tokens of prompt and output together."""

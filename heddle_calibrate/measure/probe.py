@@ -99,7 +99,6 @@ class EngineProbe:
         return sample()
 
     async def step(self, client: EngineClient, request: StepRequest) -> StepSample:
-        """Run a step to its end."""
         return await self.begin(client, request)
 
     async def export(

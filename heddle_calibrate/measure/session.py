@@ -27,8 +27,6 @@ from heddle_runtime.clock import RunClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSpec:
-    """The measurements to make."""
-
     tps: tuple[int, ...]
     gpu: str
     max_running: int
@@ -60,8 +58,6 @@ OnProgress: TypeAlias = Callable[[int, int, str], None]
 
 
 class PlannedTrial(NamedTuple):
-    """One measurement to be made."""
-
     what: str
     run: Callable[[], Awaitable[None]]
 
@@ -121,7 +117,6 @@ class Session:
         self._warm: list[WarmContext] = []
 
     def set_limits(self, engine: EngineClient) -> None:
-        """Take the limits from a ready engine."""
         self.limits = Limits(
             max_running=self.spec.max_running,
             max_context=self.spec.max_context,
@@ -168,7 +163,6 @@ class Session:
     async def fill_cache(
         self, engine: EngineClient, sequences: Sequence[WarmContext], context: int
     ) -> None:
-        """Bring contexts into the prefix cache."""
         steps = [self.probe.begin(engine, each.request(context, 1)) for each in sequences]
         await asyncio.gather(*steps)
 

@@ -18,7 +18,6 @@ LONGER = 4
 
 
 def trials_between(session: Session, one: EngineClient, other: EngineClient) -> list[PlannedTrial]:
-    """All measurements on two engines."""
     longest = session.limits.longest(2 * MOVE_BATCH, session.size.output)
     planned = []
     for part in (8, 3, 1):

@@ -70,9 +70,9 @@ def _as_repository(profile: Profile, model: str) -> Profile:
     """Return a shipped profile with the KV of a repository; its note names what else differs."""
     without = WITHOUT_SCALES.match(model)
     profile = with_kv_dtype(_with_reasons(profile), "bf16" if without else "auto")
-    notes = [profile.source.note]
+    source = profile.source
     if kv_dtype_of(profile) == "fp8" and not _SCALED_KV.match(model):
-        notes.append(
+        source = source.noted(
             "KV is taken in fp8, as NVIDIA's repositories have it: set cluster.kv_dtype = bf16 "
             "where config.json has no kv_cache_scheme"
         )
@@ -82,8 +82,10 @@ def _as_repository(profile: Profile, model: str) -> Profile:
         has = "blocks of 128" if in_blocks else "a tensor"
         theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
         if has != theirs:
-            notes.append(f"kernel times are of FP8 with scales of {has}, and not of {theirs}")
-    return replace(profile, source=replace(profile.source, note="; ".join(filter(None, notes))))
+            source = source.noted(
+                f"kernel times are of FP8 with scales of {has}, and not of {theirs}"
+            )
+    return replace(profile, source=source)
 
 
 def _with_reasons(profile: Profile) -> Profile:

@@ -43,8 +43,6 @@ class ConfigRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigProfile:
-    """A profile, and how it was made."""
-
     profile: Profile
     shape: ModelShape
     layouts: tuple[EngineShape, ...]

@@ -60,7 +60,6 @@ class EngineSums:
         return self._full[self._leaves + engine], self._work[self._leaves + engine]
 
     def put(self, engine: int, full_s: float, work_s: float) -> None:
-        """Set the two sums of an engine."""
         _put(self._full, self._leaves + engine, full_s)
         _put(self._work, self._leaves + engine, work_s)
         _put(self._late, self._leaves + engine, work_s + self._longest[engine])

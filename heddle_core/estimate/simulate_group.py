@@ -25,8 +25,6 @@ _ROUNDS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEnd:
-    """Result of a group's simulation."""
-
     end_s: float
     waited: bool
     """Whether any member waited for a slot or for KV capacity."""

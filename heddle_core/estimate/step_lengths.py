@@ -12,8 +12,6 @@ _LEAST_SHARE = 0.01  # of the variance between steps: keeps a level from vanishi
 
 @dataclass(slots=True)
 class RunningMean:
-    """Mean of the values added so far."""
-
     count: int = 0
     mean: float = 0.0
 

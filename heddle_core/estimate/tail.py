@@ -129,7 +129,6 @@ class TailModel:
         return ends + restore_s
 
     def move(self, i: int, engine: int) -> None:
-        """Give `i` the home `engine`."""
         longer_s = self._longer_s(i)
         delays = self._delays(i, longer_s)
         if self.homes[i] >= 0:

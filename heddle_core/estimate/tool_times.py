@@ -17,7 +17,6 @@ class RecentDurations:
     ordered: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
-        """Durations that are remembered."""
         return len(self.ordered)
 
     def add(self, seconds: float) -> None:

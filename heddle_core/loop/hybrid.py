@@ -74,11 +74,6 @@ class WaitLending:
     """With or without waits, one after the other, before the ratio changes."""
 
     def __post_init__(self) -> None:
-        """Refuse a share that is none.
-
-        Raises:
-            ValueError: it is not above 0 and at most 1.
-        """
         if not 0.0 < self.ratio <= 1.0:
             raise ValueError(f"switch_ratio must be above 0 and at most 1, not {self.ratio:g}")
 
@@ -94,8 +89,6 @@ class WaitLending:
 
 
 class WaitLendingRule:
-    """State of `WaitLending`."""
-
     def __init__(self, parameters: WaitLending, *, groups: int, every: int, scale: float) -> None:
         """`scale`: the GPUs that generate during a loan, over the rollout's own."""
         self._parameters, self._groups, self._every = parameters, groups, every
@@ -167,11 +160,6 @@ class RatioPool:
     """When and how their side is planned; None: never."""
 
     def __post_init__(self) -> None:
-        """Refuse thresholds between which there is nothing.
-
-        Raises:
-            ValueError: the pool would change sides at every step.
-        """
         if self.borrow <= self.release:
             raise ValueError(
                 f"borrow must be above release, {self.release:g}, so that the pool can stay where "
@@ -189,8 +177,6 @@ class RatioPool:
 
 
 class RatioRule:
-    """State of `RatioPool`."""
-
     def __init__(self, parameters: RatioPool, planner: SplitPlanner | None) -> None:
         self._parameters, self._planner = parameters, planner
         self._steps = 0
@@ -290,7 +276,6 @@ class HybridPool:
         return out
 
     def ready(self, engine: EngineId, now_s: float) -> None:
-        """One of its engines is ready."""
         self._engines[engine] = True
         self._started(now_s)
 

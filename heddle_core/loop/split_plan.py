@@ -63,11 +63,6 @@ class SplitPlan:
     """Seconds that a change of sides costs, paid within an interval."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range.
-
-        Raises:
-            ValueError: the message names the number.
-        """
         if self.interval < 1:
             raise ValueError(f"plan_interval must be 1 step or more, not {self.interval}")
         if not 0.0 <= self.least_gain < 1.0:

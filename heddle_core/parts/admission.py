@@ -69,14 +69,12 @@ class ReserveOutput:
         return int(self._growth * min(max(remaining_tokens, self._step_tokens), ahead))
 
     def observe_step(self, t: TrajectoryView, event: StepFinished) -> None:
-        """Learn what a step makes."""
         if self._learns:
             self._ended += 1
             self._made += event.output_tokens
             self._step_tokens = self._made / self._ended
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Learn what a tool appends."""
         if self._learns and self._results:
             self._appended += event.observation_tokens
             self._growth = 1.0 + self._appended / self._made
@@ -197,7 +195,6 @@ class TimeToLive:
             self._waits.append(t.dispatched_s - t.runnable_s + event.queued_s)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Learn how long a call took."""
         seconds = event.time_s - t.tool_started_s
         self._tools.setdefault(event.tool, RecentDurations()).add(seconds)
         self._all.add(seconds)

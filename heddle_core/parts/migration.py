@@ -153,7 +153,6 @@ class Balance:
         return self._names[best]
 
     def finished(self, t: TrajectoryView) -> None:
-        """Remove a finished trajectory from the sums."""
         engine, full_s, work_s = self._pop_share(t.id)
         if engine >= 0:
             self._subtract(engine, full_s, work_s)

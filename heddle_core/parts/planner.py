@@ -79,7 +79,6 @@ class GivenEngines:
     def plan(
         self, ts: Sequence[TrajectoryView], remaining: Sequence[float]
     ) -> ResourcePlan | PlanProblem:
-        """Return a plan without engines."""
         return ResourcePlan(engines=())
 
 

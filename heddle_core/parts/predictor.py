@@ -60,7 +60,6 @@ class GroupPredictor(NoPrediction):
         self._longest_tokens[t.group] = max(longest, t.output_tokens)
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        """Return the estimated total minus the output so far, at least the floor."""
         total = self._longest_tokens.get(t.group, self._unknown_tokens)
         return max(float(total - t.output_tokens), self._floor_tokens)
 
@@ -245,7 +244,6 @@ class ProgressivePredictor:
         self.learn_step(self._of(t), t, event)
 
     def observe_tool(self, t: TrajectoryView, event: ToolReturned) -> None:
-        """Remember whether the latest call failed."""
         self.learn_tool(self._of(t), event)
 
     def observe_finish(self, t: TrajectoryView) -> None:

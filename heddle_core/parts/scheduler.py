@@ -57,7 +57,6 @@ class RoundRobin:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return minus the number of finished steps."""
         return -float(t.step)
 
 
@@ -88,7 +87,6 @@ class LongestTotal:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return the predicted total of output tokens."""
         return t.output_tokens + remaining_tokens
 
 
@@ -104,7 +102,6 @@ class ShortestFirst:
     preemptive = False
 
     def priority(self, t: TrajectoryView, remaining_tokens: float) -> float:
-        """Return minus the remaining tokens."""
         return -remaining_tokens
 
 
@@ -162,7 +159,6 @@ class ByArrivals:
         return self._one_by_one.priority(t, remaining_tokens)
 
     def observe_finish(self, t: TrajectoryView) -> None:
-        """Count the end of a trajectory."""
         self._waves.ended(t.arrival)
 
 

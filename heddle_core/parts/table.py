@@ -58,8 +58,6 @@ class Part(Generic[P_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Named parts of each kind."""
-
     predictor: Mapping[str, Part[Predictor]]
     scheduler: Mapping[str, Part[Scheduler]]
     admission: Mapping[str, Part[Admission]]
@@ -69,7 +67,6 @@ class Parts:
     consolidation: Mapping[str, Part[Consolidation]]
 
     def of(self, kind: Kind) -> Mapping[str, Part[object]]:
-        """Return the named parts of one kind."""
         named: Mapping[str, Part[object]] = getattr(self, kind)
         return named
 

@@ -120,7 +120,6 @@ def redistribute(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> 
 
 
 def split(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> Degrees | None:
-    """Make two engines of one."""
     ways = [
         (i, part)
         for i, tp in enumerate(state)
@@ -134,7 +133,6 @@ def split(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> Degrees
 
 
 def merge(state: Degrees, degrees: Degrees, rng: np.random.Generator) -> Degrees | None:
-    """Make one engine of two."""
     # By degree, not by engine: thousands of engines have few degrees, and pairs are quadratic.
     kinds = sorted(set(state))
     ways = [

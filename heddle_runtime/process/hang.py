@@ -44,7 +44,6 @@ class HangWatch:
         self._timer = self._loop.call_later(hang_s / LOOKS, self._look)
 
     def received(self) -> None:
-        """Take note of a message."""
         self._silent = 0
 
     def close(self) -> None:

@@ -51,7 +51,6 @@ class RunningSteps:
         return trajectory in self._by_trajectory
 
     def begin(self, id_: int, trajectory: TrajectoryId, payload: Any = None) -> RunningStep:
-        """Add a step that is sent now."""
         step = RunningStep(id_, trajectory, time.monotonic(), payload)
         self._by_trajectory[trajectory] = self._by_id[id_] = step
         return step
@@ -75,7 +74,6 @@ class RunningSteps:
             report_tokens(step.payload, tokens, logprobs)
 
     def end(self, report: wire.Ended) -> StepResult:
-        """Remove a step and return its result."""
         step = self._by_id.pop(report.id)
         del self._by_trajectory[step.trajectory]
         made = (*step.made, *unpack_ids(report.tokens))

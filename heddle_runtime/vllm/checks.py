@@ -167,11 +167,6 @@ def read_model(model_dir: str, *, weights: bool = True) -> ModelFacts:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Return the files with weights.
-
-    Raises:
-        EngineSetupError: a file that the folder's index names is missing.
-    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))

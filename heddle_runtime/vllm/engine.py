@@ -116,7 +116,6 @@ class VllmEngine(TokenEngine):
 
     @property
     def gone(self) -> bool:
-        """Whether its processes have ended."""
         return self._state == "gone"
 
     @property
@@ -172,7 +171,6 @@ class VllmEngine(TokenEngine):
     # -- orders -----------------------------------------------------------------------------------
 
     def start(self, request: StepRequest) -> None:
-        """Run a step; see `EngineClient.start`."""
         if self._state != "ready" or self._ready is None:
             raise self._refused(f" is not ready: {self._reason or self._state}")
         has_step = request.trajectory in self._running
@@ -199,7 +197,6 @@ class VllmEngine(TokenEngine):
         )
 
     def abort(self, trajectory: TrajectoryId) -> None:
-        """End a step early; see `EngineClient.abort`."""
         dispatch = self._running.get(trajectory)
         if dispatch is not None:
             self._send(wire.Abort(dispatch.id))
@@ -254,7 +251,6 @@ class VllmEngine(TokenEngine):
         return None
 
     def update_weights(self, version: int, path: str, *, keep_kv: bool = False) -> None:
-        """Load other weights; see `EngineClient.update_weights`."""
         self._send(wire.LoadWeights(version, path, keep_kv))
 
     async def sleep(self, level: int = 1) -> float:
@@ -276,7 +272,6 @@ class VllmEngine(TokenEngine):
         return await self._sleep(wire.Wake())
 
     def stop(self) -> None:
-        """End the engine; see `EngineClient.stop`."""
         if self._state == "gone":
             return
         was, self._state = self._state, "stopping"
@@ -289,7 +284,6 @@ class VllmEngine(TokenEngine):
             self._set_limit(self._loop.call_later(STOP_LIMIT_S, self._child.kill))
 
     def kill(self) -> None:
-        """End the engine now; see `EngineClient.kill`."""
         if self._state == "gone":
             return
         self._state = "stopping"

@@ -66,7 +66,6 @@ class VllmLauncher:
         self._all_gone = asyncio.Event()
 
     def start(self, spec: EngineSpec, listener: EngineListener) -> VllmEngine:
-        """Begin to start an engine. Ends in `engine_ready` or `engine_failed`."""
         engine = VllmEngine(spec, listener, self._settings, changed=self._changed)
         self._engines[spec.engine] = engine
         self._queue.append(engine)

@@ -9,7 +9,6 @@ NIXL_PAUSE_US = 500
 
 
 def nixl_connector(settings: VllmSettings, *, on_cpu: bool) -> Any:
-    """Return the configuration of vLLM's connector."""
     from vllm.config import KVTransferConfig
 
     return KVTransferConfig(

@@ -94,7 +94,6 @@ class VllmSteppedEngine:
         known: int = 0,
         sampling: dict[str, Any] | None = None,
     ) -> None:
-        """Take a request; see `SteppedEngine.add`."""
         transfer = {"do_remote_decode": True} if export else kv
         with refusals():
             if sampling is not None:
@@ -132,7 +131,6 @@ class VllmSteppedEngine:
         return chosen
 
     def abort(self, request: str) -> None:
-        """Drop a request; see `SteppedEngine.abort`."""
         self._clients.drop(request)
         self._core.abort_requests([request])
 
@@ -183,7 +181,6 @@ class VllmSteppedEngine:
         self.drafted = tuple(map(add, self.drafted or (0,) * len(new), new))
 
     def activity(self) -> Activity:
-        """Whether `step` has anything to do."""
         scheduler = self._scheduler
         if scheduler.running or scheduler.finished_req_ids or self._inner.batch_queue:
             return "computing"
@@ -246,7 +243,6 @@ def _end_lease(process: Any, exported: str) -> None:
 
 
 def build(order: wire.Boot) -> tuple[VllmSteppedEngine, wire.Ready]:
-    """Build the engine that `Boot` specifies."""
     settings = order.settings
     installed = installed_vllm()
     assert installed is not None, "the launcher checked"

@@ -100,11 +100,6 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Run a release of vLLM that the adapter was not tested with."""
 
     def __post_init__(self) -> None:
-        """Check what each value may be.
-
-        Raises:
-            ValueError: names the setting and its range.
-        """
         for fault in bound_faults(self):
             raise ValueError(fault)
         if self.kv_margin_s >= self.kv_lease_s:

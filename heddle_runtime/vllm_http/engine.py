@@ -165,7 +165,6 @@ class HttpEngine(TokenEngine):
     # -- orders -----------------------------------------------------------------------------------
 
     def start(self, request: StepRequest) -> None:
-        """Run a step; see `EngineClient.start`."""
         if self._state != "ready" or self._facts is None or self._moves is None:
             raise self._refused(f" is not ready: {self._reason or self._state}")
         has_step = request.trajectory in self._steps
@@ -179,7 +178,6 @@ class HttpEngine(TokenEngine):
         self._runs[request.trajectory] = self._task(self._run(step))
 
     def abort(self, trajectory: TrajectoryId) -> None:
-        """End a step early; see `EngineClient.abort`."""
         step = self._steps.get(trajectory)
         if step is not None and not step.aborted:
             step.aborted = True
@@ -227,13 +225,11 @@ class HttpEngine(TokenEngine):
         raise self._refused(": its owner updates its weights")
 
     def stop(self) -> None:
-        """End its use; see `EngineClient.stop`."""
         if self._state != "gone":
             self._leave("stopped")
             self._loop.call_soon(self._listener.engine_stopped, self.spec.engine)
 
     def kill(self) -> None:
-        """End its use now; see `EngineClient.kill`."""
         if self._state != "gone":
             self._leave("killed")
 

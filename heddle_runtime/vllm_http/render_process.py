@@ -39,12 +39,11 @@ class RenderProcess:
         max_context: int | None = None,
         model_name: str = "",
         options: Sequence[str] = (),
-        start_limit_s: float = START_LIMIT_S,
     ) -> None:
         """`options` are further ones of `vllm serve`, such as `--chat-template`. The longest prompt
         and output together are `max_context`; None: the model's limit.
         """
-        self._log, self._start_limit_s = log, start_limit_s
+        self._log = log
         self._options = [
             *("--host", "127.0.0.1"),
             *(("--max-model-len", str(max_context)) if max_context is not None else ()),
@@ -110,7 +109,7 @@ class RenderProcess:
             raise RenderProcessError(f"vllm launch render cannot be started: {error}") from None
         endpoint = Endpoint(f"http://127.0.0.1:{port}", self._connections)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self._start_limit_s
+        until_s = loop.time() + START_LIMIT_S
         while loop.time() < until_s:
             if self._process.poll() is not None:
                 raise RenderProcessError(
@@ -122,7 +121,7 @@ class RenderProcess:
                     return HttpRenderer(endpoint)
             await asyncio.sleep(POLL_S)
         raise RenderProcessError(
-            f"vllm launch render was not ready after {self._start_limit_s:g} s; see {self._log}"
+            f"vllm launch render was not ready after {START_LIMIT_S:g} s; see {self._log}"
         )
 
     def _last_line(self) -> str:

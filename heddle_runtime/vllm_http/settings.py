@@ -41,11 +41,6 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """No pull is waited for later than this before the end of a lease."""
 
     def __post_init__(self) -> None:
-        """Check what each value may be.
-
-        Raises:
-            ValueError: names the setting and its range.
-        """
         checked_sampling(self.sampling)
         if self.stream_interval < 1:
             raise ValueError(f"stream_interval is {self.stream_interval}: it must be at least 1")

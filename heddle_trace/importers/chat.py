@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from heddle_trace.complete import USER
-from heddle_trace.importers.generations import UNNAMED, LoggedGeneration, derive_added, is_user
+from heddle_trace.importers.generations import UNNAMED, LoggedGeneration, derive_added
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.importers.tokens import Counter
 
@@ -72,7 +72,7 @@ def generations_of(
         broken_off = answer.calls and not any(m.role == "tool" for m in after)
         if g.tools and g.until_s is None and not broken_off:
             g.until_s = following.start_s
-    if generations and is_user(generations[-1]) and not simulated_user:
+    if generations and generations[-1].tools == (USER,) and not simulated_user:
         generations[-1].tools, generations[-1].added = (), None
     derive_added(generations)
     _check_results(answers, notes)

@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from heddle_trace.complete import USER
 from heddle_trace.importers.clocks import SLACK_S, elapsed
 from heddle_trace.importers.notes import DamagedError, Notes
 from heddle_trace.limits import MAX_REWARD, MAX_RL_STEP
@@ -119,11 +118,6 @@ def fingerprint(*parts: object) -> str:
     return blake2b(data, digest_size=8).hexdigest()
 
 
-def is_user(g: LoggedGeneration) -> bool:
-    """Whether a person, or a simulated one, wrote after it."""
-    return g.tools == (USER,)
-
-
 def reward_of(value: object) -> float | None:
     """A reward as a log has it: a number, or whether the task was solved; else None."""
     if not isinstance(value, bool | int | float) or not -MAX_REWARD <= value <= MAX_REWARD:
@@ -132,7 +126,6 @@ def reward_of(value: object) -> float | None:
 
 
 def reward_in(raw: Mapping[str, object]) -> float | None:
-    """The first reward that an object has."""
     found = (reward_of(raw.get(name)) for name in ("reward", "score"))
     return next((reward for reward in found if reward is not None), None)
 

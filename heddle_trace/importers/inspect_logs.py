@@ -101,7 +101,6 @@ class Inspect:
         return head.zipped or (head.has("eval", "version") and "status" in head.document)
 
     def records(self, sources: Sequence[SourceFile], context: ImportContext) -> Records:
-        """The records of each sample."""
         for source in sources:
             evaluation, samples = _opened(source, context)
             for where, sample in samples:
@@ -215,7 +214,6 @@ class _Lanes:
             derive_added(generations)
 
     def name(self, lane: str) -> str:
-        """The name of a lane's agent."""
         return identifier(self._agents.get(lane) or "agent")
 
     def _walk(self, events: Sequence[dict[str, Any]], nested_in: str) -> None:

@@ -48,7 +48,6 @@ class ObservedFile(ObservedFormat):
         return first.get("type") == "observed" and str(first.get("schema")).startswith("heddle.")
 
     def observations(self, sources: Sequence[SourceFile], notes: Notes) -> Observations:
-        """All of the file."""
         header = None
         for where, seen in sources[0].rows(notes, _DECODER):
             with notes.guard(where):

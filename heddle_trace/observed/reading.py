@@ -151,11 +151,6 @@ def _placed(trace: Trace, first: SourceFile) -> Iterator[ParsedObservation]:
 
 
 def _check(steps: ObservedSteps, first: SourceFile, notes: Notes) -> None:
-    """Refuse what has no times.
-
-    Raises:
-        TraceError: nothing was read, or nothing of it has a time; the message says what is known.
-    """
     if not steps.count and not steps.phases and not steps.engines:
         why = "; ".join(f"{count:,} {what}" for what, count in notes.dropped.items())
         raise TraceError(

@@ -165,17 +165,13 @@ def _alike(runs: Sequence[Run], labels: Sequence[str]) -> list[tuple[list[int], 
         else:
             keys.append(key)
             members.append([at])
-    short = [_without_seed(labels[own[0]], runs[own[0]]) for own in members]
+    short = [labels[at].replace(f" s{runs[at].manifest['seed']}", "", 1) for at, *_ in members]
     unique = [
         s if short.count(s) == 1 else labels[own[0]] for s, own in zip(short, members, strict=True)
     ]
     seeded = len(runs) > len(members)
     named = unique if seeded else [labels[own[0]] for own in members]
     return list(zip(members, named, strict=True))
-
-
-def _without_seed(label: str, run: Run) -> str:
-    return label.replace(f" s{run.manifest['seed']}", "", 1)
 
 
 def _row(

@@ -81,7 +81,6 @@ class KvBudget(OneByOne):
         return []
 
     def finished(self, t: TrajectoryView) -> None:
-        """Learn what it needed."""
         if t.id in self._under_way:
             del self._under_way[t.id]
             self._ended += 1
