@@ -16,7 +16,8 @@ from heddle.config_files import ConfigError
 from heddle.cost.prices import prices_of
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.setup import prepare_loop
+from heddle.loops.data import whole_epochs
+from heddle.loops.setup import prepare_loop, regime_of
 from heddle.loops.splits import beside_random
 from heddle.search.loops import search_loops
 from heddle.search.verdict import command_of
@@ -66,10 +67,11 @@ def test_sorted_batches_have_neighbours_in_length():
     assert len(orders) > 1
 
 
-def test_the_tail_alone_is_apart():
+@pytest.mark.parametrize("rule", ["tail:.2", "tail:.05"], ids=["a batch", "less than one"])
+def test_the_tail_alone_is_apart(rule: str):
     prompts = [GroupId(f"p{k}") for k in range(40)]
     lengths = {p: float(k) for k, p in enumerate(prompts)}
-    found = EpochPlan.of("tail:.2").order(prompts, lengths, batch=8, seed=(1, 0))
+    found = EpochPlan.of(rule).order(prompts, lengths, batch=8, seed=(1, 0))
     batches = [{lengths[p] for p in found[at : at + 8]} for at in range(0, 40, 8)]
     assert {float(k) for k in range(32, 40)} in batches
     assert sum(max(each) - min(each) > 8 for each in batches) == 4
@@ -185,6 +187,22 @@ def test_batches_of_like_length_take_less_time(traces: tuple[str, str]):
     assert packed.batch_spread > plain.batch_spread
     assert packed.plain()["known_prompts"] == 1.0
     assert packed.length_bias == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rule", ["random", "sorted"])
+def test_each_prompt_is_measured_as_often_as_any_other(traces: tuple[str, str], rule: str):
+    regime = regime_of(config(traces), "sync")
+    assert whole_epochs(10, 4, [regime]) == whole_epochs(12, 4, [regime]) == 12
+    assert whole_epochs(1, 4, [regime]) == 8
+    # Four batches are an epoch, and the first of all is the warm-up.
+    for batches, first in ((12, 4), (8, 4), (9, 1), (4, 1)):
+        own = config(traces, epoch_plan=rule, batches=batches)
+        assert prepare_loop(own, "sync", workspace=Workspace()).first_measured == first
+    plain = prepare_loop(config(traces, batches=12), "sync", workspace=Workspace())
+    assert plain.first_measured == 1
+    warned = compare_regimes([config(traces, epoch_plan=rule, batches=9)]).warnings
+    assert any("no whole epochs of 4" in each and "loop.batches = 12" in each for each in warned)
+    assert not compare_regimes([config(traces, epoch_plan=rule, batches=8)]).warnings
 
 
 @pytest.mark.parametrize(
