@@ -194,7 +194,7 @@ def prepare_loop(
             "loop names its own: take a policy without an oracle"
         )
     samples = regime.started_samples if config.epoch_plan else None
-    data = DataSet.of(run.workload.scripts, samples=samples)
+    data = DataSet.of(run.workload.scripts, samples=samples, least=config.least_samples)
     check_recorded(config, run.workload.scripts)
     check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
