@@ -364,7 +364,7 @@ def _world(
     hand_over_s = update.hand_over_s / regime.update.every
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
-        to_training_s, to_rollout_s = SLEEP_S, WAKE_S
+        to_training_s, to_rollout_s = config.sleep_s, config.wake_s
     elif regime.split.hybrid is not None:
         to_training_s, to_rollout_s = config.return_s, config.lend_s
     return LoopWorld(
@@ -384,8 +384,3 @@ def _world(
         rewards=config.rewards(),
         seed=config.run.seed,
     )
-
-
-SLEEP_S, WAKE_S = 0.31, 6.53
-"""Colocated engines that drop their weights and get them back: vLLM's sleep level 2, published for
-an 8B model on an A100 (vLLM pull request 48337, July 2026)."""
