@@ -9,7 +9,7 @@ from heddle.loops.data import DataSet, enough_batches, least_batches
 from heddle.loops.layout import fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
-from heddle_core.loop.regime import Regime, SharedGpusError
+from heddle_core.loop.regime import Regime, RegimeError, SharedGpusError
 
 
 def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, tuple[str, ...]]:
@@ -99,7 +99,10 @@ def _samples(
     """
 
     def trained(samples: int) -> tuple[int, int, int]:
-        least = max((rule.started_samples for rule in rules(1, samples)), default=samples)
+        try:
+            least = max((rule.started_samples for rule in rules(1, samples)), default=samples)
+        except RegimeError:  # Of one sample where rewards must differ, for example.
+            return 0, samples, samples
         return samples * sum(size >= least for size in sizes), samples, least
 
     found, samples, least = max(map(trained, range(1, most + 1)))

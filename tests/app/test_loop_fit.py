@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from heddle_trace.files import write_trace
@@ -63,6 +64,16 @@ def test_prompts_of_which_the_trace_lacks_samples_are_left_out(heddle: Heddle, t
     assert found["batch"] == {"groups": 11, "samples": 3}
     assert "1 of 12 prompts left out, with fewer than 3 samples" in found["notes"]
     assert list(found["left_out"]) == ["rollpacker"]
+
+
+def test_a_regime_that_needs_several_samples_has_them(heddle: Heddle, tmp_path: Path):
+    whole = synth("search", trajectories=48, samples_per_group=4, seed=1)
+    path = str(tmp_path / "rewarded.jsonl.gz")
+    write_trace(
+        path, [msgspec.structs.replace(s, reward=float(at % 3)) for at, s in enumerate(whole)]
+    )
+    found = answered(heddle, path, "--regimes", "sync:batching.equal_rewards=drop")
+    assert found["batch"]["samples"] == 4
 
 
 def test_half_of_the_prompts_have_the_samples_that_are_given(heddle: Heddle, tmp_path: Path):
