@@ -27,6 +27,8 @@ class LoopConfig(LoopSettings):
     """GPUs of the trainer; those of the engines if they share them."""
     seeds: int | None = 1
     """None: three of the best settings, one where a run takes over a minute."""
+    least_samples: Annotated[int, Bounds(1)] = 1
+    """Prompts of the trace with fewer samples take no part."""
     begun: bool = False
     """Whether an epoch of the trace's first samples is over, where prompts have an `epoch_plan`."""
 

@@ -34,10 +34,13 @@ class DataSet:
     """Epochs until samples are the same again."""
 
     @staticmethod
-    def of(scripts: Sequence[TrajectoryScript], *, samples: int | None = None) -> "DataSet":
+    def of(
+        scripts: Sequence[TrajectoryScript], *, samples: int | None = None, least: int = 1
+    ) -> "DataSet":
         """In order of the steps of training where the trace has them; prompts without come last.
 
-        With `samples`, so many of each prompt make an epoch.
+        With `samples`, so many of each prompt make an epoch. Prompts with fewer than `least` are
+        left out.
         """
         found: dict[str, list[TrajectoryScript]] = {}
         for script in scripts:
@@ -47,7 +50,8 @@ class DataSet:
             known = [script.rl_step for script in found[name] if script.rl_step is not None]
             return min(known, default=math.inf)
 
-        groups = {name: found[name] for name in sorted(found, key=step)}
+        large = (name for name, own in found.items() if len(own) >= least)
+        groups = {name: found[name] for name in sorted(large, key=step)}
         if samples is None:
             return DataSet(groups=groups)
         for own in groups.values():

@@ -9,7 +9,7 @@ from heddle.loops.data import DataSet, least_batches, whole_epochs
 from heddle.loops.layout import fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
-from heddle_core.loop.regime import Regime, SharedGpusError
+from heddle_core.loop.regime import Regime, RegimeError, SharedGpusError
 
 
 def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, tuple[str, ...]]:
@@ -43,7 +43,9 @@ def fitted(
 ) -> tuple[list[LoopConfig], tuple[str, ...]]:
     """The loops, which differ in their GPUs, with batches that the trace has for all regimes.
 
-    What `[loop]` gives stays. The second are the values that are not the usual ones, in words.
+    What `[loop]` gives stays. Prompts of which a recorded trace has too few samples are left out
+    where the others have more to train; of those that lack the samples that are given, half of all
+    at most. The second are the values that are not the usual ones, in words.
 
     Raises:
         ValueError: one of the packages' errors for a bad trace or regime.
@@ -51,8 +53,7 @@ def fitted(
     first = configs[0]
     given = first.run.loop
     scripts, _ = workspace.completed(first.run)
-    data = DataSet.of(scripts)
-    fewest, prompts = min(map(len, data.groups.values())), len(data.groups)
+    sizes = [len(samples) for samples in DataSet.of(scripts).groups.values()]
 
     def rules(groups: int, samples: int) -> Iterator[Regime]:
         for config in configs:
@@ -60,26 +61,53 @@ def fitted(
                 with suppress(SharedGpusError):
                     yield regime_of(replace(config, groups=groups, samples=samples), name)
 
-    samples = given.samples or _samples(min(first.samples, fewest), fewest, rules)
+    if given.samples:
+        samples = given.samples
+        least = samples if 2 * sum(size >= samples for size in sizes) >= len(sizes) else 1
+    else:
+        samples, least = _samples(min(first.samples, max(sizes)), sizes, rules)
+    taken = [size for size in sizes if size >= least]
+    prompts = len(taken)
     groups, batches = _batches(first, prompts, lambda groups: list(rules(groups, samples)))
     notes = []
     if samples != first.samples:
-        notes.append(f"loop.samples = {samples}, as prompts have {fewest}")
+        beside = f" and regimes start {least}" if least > samples else ""
+        notes.append(f"loop.samples = {samples}, as prompts have {min(taken)}{beside}")
+    if prompts < len(sizes):
+        notes.append(
+            f"{len(sizes) - prompts:,} of {len(sizes):,} prompts left out, with fewer than {least} "
+            "samples"
+        )
     if groups != first.groups:
         notes.append(f"loop.groups = {groups}, as there are {prompts:,} prompts")
     if batches != first.batches:
         why = "the warm-up of these regimes" + (" and whole epochs" if first.packing() else "")
         notes.append(f"loop.batches = {batches}, for {why}")
-    made = [replace(each, samples=samples, groups=groups, batches=batches) for each in configs]
+    made = [
+        replace(each, samples=samples, groups=groups, batches=batches, least_samples=least)
+        for each in configs
+    ]
     return made, tuple(notes)
 
 
-def _samples(most: int, fewest: int, rules: Callable[[int, int], Iterator[Regime]]) -> int:
-    """The most trained samples with which every regime has those that it starts."""
-    for samples in range(most, 0, -1):
-        if all(rule.started_samples <= fewest for rule in rules(1, samples)):
-            return samples
-    return most
+def _samples(
+    most: int, sizes: Sequence[int], rules: Callable[[int, int], Iterator[Regime]]
+) -> tuple[int, int]:
+    """Trained samples of a prompt, and the least of a prompt of the trace that takes part.
+
+    Up to `most`, the number that trains most trajectories in an epoch of the prompts that have what
+    every regime starts.
+    """
+
+    def trained(samples: int) -> tuple[int, int, int]:
+        try:
+            least = max((rule.started_samples for rule in rules(1, samples)), default=samples)
+        except RegimeError:  # Of one sample where rewards must differ, for example.
+            return 0, samples, samples
+        return samples * sum(size >= least for size in sizes), samples, least
+
+    found, samples, least = max(map(trained, range(1, most + 1)))
+    return (samples, least) if found else (most, 1)
 
 
 def _batches(

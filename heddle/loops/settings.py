@@ -109,6 +109,10 @@ class LoopSettings:
     """Until GPUs of a trainer or a pool generate. Libra, arXiv 2606.03077: Qwen3-14B on A800."""
     return_s: Annotated[float, Bounds(0, below=1e9)] = 8.0
     """The way back, likewise: 3.6 s for a snapshot, 4.4 s to fetch the trainer's state."""
+    sleep_s: Annotated[float, Bounds(0, below=1e9)] = 0.31
+    """Until colocated engines leave the GPUs: vLLM pull 48337, 8B on A100."""
+    wake_s: Annotated[float, Bounds(0, below=1e9)] = 6.53
+    """The way back."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None

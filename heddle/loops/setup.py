@@ -206,7 +206,7 @@ def prepare_loop(
             "loop names its own: take a policy without an oracle"
         )
     samples = regime.started_samples if config.epoch_plan else None
-    data = DataSet.of(run.workload.scripts, samples=samples)
+    data = DataSet.of(run.workload.scripts, samples=samples, least=config.least_samples)
     check_recorded(config, run.workload.scripts)
     check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
@@ -376,7 +376,7 @@ def _world(
     hand_over_s = update.hand_over_s / regime.update.every
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
-        to_training_s, to_rollout_s = SLEEP_S, WAKE_S
+        to_training_s, to_rollout_s = config.sleep_s, config.wake_s
     elif regime.split.hybrid is not None:
         to_training_s, to_rollout_s = config.return_s, config.lend_s
     return LoopWorld(
@@ -396,8 +396,3 @@ def _world(
         rewards=config.rewards(),
         seed=config.run.seed,
     )
-
-
-SLEEP_S, WAKE_S = 0.31, 6.53
-"""Colocated engines that drop their weights and get them back: vLLM's sleep level 2, published for
-an 8B model on an A100 (vLLM pull request 48337, July 2026)."""

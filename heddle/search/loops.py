@@ -197,7 +197,8 @@ class _Loops:
         """The loop after an epoch, with another one measured; None: no length would be known."""
         config, setups = self._config, [self.setup(each) for each in made]
         samples = max(setup.regime.started_samples for setup in setups)
-        data = DataSet.of(self.workload.scripts, samples=samples)
+        least = config.least_samples
+        data = DataSet.of(self.workload.scripts, samples=samples, least=least)
         if config.epoch_plan or not packs(config, data, setups[0].run.history.epochs):
             return None
         epoch, regimes = len(data.groups) // config.groups, [setup.regime for setup in setups]

@@ -1,7 +1,9 @@
 """What `heddle loop` chooses where `[loop]` leaves it open, and which regimes it leaves out."""
 
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from heddle_trace.files import write_trace
@@ -40,6 +42,46 @@ def test_samples_leave_room_for_those_beside_them(heddle: Heddle, prompts: str):
     found = answered(heddle, prompts, "--regimes", "sync,rollpacker")
     assert found["batch"]["samples"] == 3
     assert {row["regime"] for row in found["regimes"]} == {"sync", "rollpacker"}
+
+
+def uneven(path: Path, samples: list[int]) -> str:
+    """Writes a trace of prompts with so many samples each; returns its path."""
+    whole = synth("search", trajectories=4 * len(samples), samples_per_group=4, seed=1)
+    write_trace(path, [each for at, each in enumerate(whole) if at % 4 < samples[at // 4]])
+    return str(path)
+
+
+def test_prompts_of_which_the_trace_lacks_samples_are_left_out(heddle: Heddle, tmp_path: Path):
+    path = uneven(tmp_path / "uneven.jsonl.gz", [4] * 10 + [3, 1])
+    names = ("--regimes", "sync,rollpacker")
+    found = answered(heddle, path, "--regimes", "sync")
+    assert found["batch"] == {"groups": 10, "samples": 4}
+    assert "2 of 12 prompts left out, with fewer than 4 samples" in found["notes"]
+    found = answered(heddle, path, *names)
+    assert found["batch"] == {"groups": 10, "samples": 3}
+    assert "loop.samples = 3, as prompts have 4 and regimes start 4" in found["notes"]
+    found = answered(heddle, path, *names, "--set", "loop.samples=3")
+    assert found["batch"] == {"groups": 11, "samples": 3}
+    assert "1 of 12 prompts left out, with fewer than 3 samples" in found["notes"]
+    assert list(found["left_out"]) == ["rollpacker"]
+
+
+def test_a_regime_that_needs_several_samples_has_them(heddle: Heddle, tmp_path: Path):
+    whole = synth("search", trajectories=48, samples_per_group=4, seed=1)
+    path = str(tmp_path / "rewarded.jsonl.gz")
+    write_trace(
+        path, [msgspec.structs.replace(s, reward=float(at % 3)) for at, s in enumerate(whole)]
+    )
+    found = answered(heddle, path, "--regimes", "sync:batching.equal_rewards=drop")
+    assert found["batch"]["samples"] == 4
+
+
+def test_half_of_the_prompts_have_the_samples_that_are_given(heddle: Heddle, tmp_path: Path):
+    path = uneven(tmp_path / "few.jsonl.gz", [4] * 5 + [3] * 7)
+    four = ("--regimes", "sync", "--set", "loop.samples=4")
+    shown = heddle("loop", path, "--seeds", "1", *CLUSTER, *four)
+    assert shown.exit_code == 2
+    assert "7 of 12 prompts" in shown.output
 
 
 def test_steps_are_those_that_the_longest_warm_up_needs(heddle: Heddle, prompts: str):

@@ -232,6 +232,19 @@ def test_colocated_engines_generate_nothing_while_the_trainer_has_the_gpus(trace
         assert not [at for at in tokens if began_s < at < ended_s]
 
 
+def test_engines_that_sleep_and_wake_take_the_times_of_their_keys(trace: str):
+    def waits_s(**keys: float) -> list[float]:
+        core = run(prepared(trace, "sync", colocated=True, **keys))
+        updated = sorted(set(times(core, EngineUpdated)))
+        return [at - end for end, at in zip(times(core, Trained), updated, strict=False)]
+
+    slept = run(prepared(trace, "sync", colocated=True, sleep_s=9.0, wake_s=0.0))
+    usual = run(prepared(trace, "sync", colocated=True, sleep_s=0.0, wake_s=0.0))
+    assert trains(slept)[0][0] - trains(usual)[0][0] == pytest.approx(9.0)
+    longer = zip(waits_s(wake_s=20.0), waits_s(wake_s=0.0), strict=True)
+    assert [each - other for each, other in longer] == pytest.approx([20.0] * (STEPS - 1))
+
+
 def test_interrupted_steps_go_on_with_their_tokens(trace: str):
     setup = prepared(trace, "areal:max_head_offpolicyness=2")
     core = run(setup)
