@@ -61,6 +61,7 @@ class EngineShape(msgspec.Struct, frozen=True, cache_hash=True, order=True, gc=F
         return self.tp * self.dp
 
     def as_role(self, role: Role) -> "EngineShape":
+        """The same engine with another role."""
         if role == self.role:
             return self
         return EngineShape(self.gpu, self.tp, role, self.ep, self.dp)

@@ -58,6 +58,8 @@ def show_search(
     fact("trace", f"{work.trace.name}: {'; '.join(facts)}")
     trainer = "" if result.best.loop is None else f" for rollouts, of {sum(result.gpus.values())}"
     fact("cluster", f"{profiles.hardware()}{trainer}, {profiles.model}{profiles.layout_label}")
+    if result.notes:
+        fact("chosen", "; ".join(result.notes))
     fact("history", result.setup.history.name)
     fact("prices", result.prices.text(result.gpus))
     if result.ties:

@@ -121,7 +121,9 @@ def trainings(journal: Journal, updates: Columns) -> Columns:
 def _complete(journal: Journal, members: Sequence[Ints]) -> Ints:
     """Row of the last reward of each trained trajectory's group, by trajectory."""
     scored, started = journal.of("Scored"), journal.of("StartTrajectory")
-    row, group, last = np.zeros((3, len(journal.trajectories) + 1), np.int64)
+    row, group = np.zeros((2, len(journal.trajectories) + 1), np.int64)
+    # More groups than trajectories: those whose environments all failed have none.
+    last = np.zeros(len(journal.words("group")) + 1, np.int64)
     row[scored.codes("trajectory")] = scored.seq
     group[started.codes("trajectory")] = started.codes("group")
     trained = np.concatenate([last[:0], *members])

@@ -94,7 +94,7 @@ def search_loops(
     began_s = time.monotonic()
     shared = Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
-    (config,), _ = fitted([config], shared)
+    (config,), notes = fitted([config], shared)
     found = _Loops(config, names, shared)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
@@ -104,8 +104,7 @@ def search_loops(
         first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
-    rounds_s = None if budget_s is None else SEARCHED * budget_s
-    race = found.race(jobs=jobs, budget_s=rounds_s, on_round=on_round)
+    race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")
     complete = race.completes(partial(_rounds, race, found, first, numbers, ways))
@@ -134,6 +133,7 @@ def search_loops(
         seconds=time.monotonic() - began_s,
         complete=complete,
         draws=draws,
+        notes=notes,
     )
 
 

@@ -107,6 +107,8 @@ class SearchResult:
     complete: bool
     """False: the time was over before the search was."""
     draws: int
+    notes: tuple[str, ...] = ()
+    """What was chosen for a loop where the configuration leaves it open."""
 
     @property
     def best(self) -> Judged:

@@ -179,6 +179,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
         "as_it_comes": None if result.as_it_comes is None else _plain(result, result.as_it_comes),
         "ties": list(result.ties),
         "bound_s": result.bound_s,
+        **({"notes": list(result.notes)} if result.notes else {}),
         "searched": {
             "simulations": result.simulations,
             "seconds": round(result.seconds, 3),

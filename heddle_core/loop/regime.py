@@ -166,6 +166,11 @@ class Regime:
             "in_flight, on GPUs of their own",
         )
         _require(
+            update.waits or staleness.late == "train",
+            "relay workers bring weights after the trainer has gone on, so late groups are found "
+            "too late: use late train, or updates that the trainer waits for",
+        )
+        _require(
             math.isfinite(staleness.growth) and staleness.growth >= 0.0,
             f"growth must be 0 or more, not {staleness.growth}",
         )

@@ -251,6 +251,8 @@ def _prompts():
         ("verl-separate-async:switch_ratio=2", "above 0 and at most 1"),
         ("roll:group_size_redundancy=1:group_size_redundancy=2", "given twice"),
         ("sync:update.waits=false", "reach engines that generate"),
+        ("areal:enforce=true:update.waits=false", "late groups are found too late"),
+        ("rollart:update.waits=false", "late groups are found too late"),
         ("laminar:buffered_batches=0", "most_complete must be 3 or more"),
         ("heddle-loop:trigger_parameter_sync_step=0", "every 1 or more batches"),
         (

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from heddle.cluster.config import ClusterConfig
 from heddle.config_files import ConfigError
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
@@ -254,6 +255,14 @@ def test_every_step_has_its_figures(trace: str):
     assert [b - a for a, b in pairwise(ends)] == pytest.approx(
         [batch.step_s for batch in found.batches[1:]]
     )
+
+
+def test_groups_may_be_more_than_the_trajectories_that_ever_start():
+    one = config("traces/tiny.jsonl", samples=1, groups=3, batches=10, env_failure_rate=0.3)
+    one = replace(one, run=replace(one.run, cluster=ClusterConfig(gpus=8, model="qwen3-8b")))
+    found = compare_regimes([replace(one, train_gpus=2, seeds=6)]).regimes[0]
+    assert any(run.failed_starts for run in found.runs)
+    assert all(run.trained_trajectories == 3 * len(run.step_s) for run in found.runs)
 
 
 @pytest.mark.parametrize("name", ["sync", "areal", "rollpacker:eta_responses=1.5"])
