@@ -121,6 +121,7 @@ def wait():
         time.sleep(0.01)
 """
 DROPS_AND_WAITS = """
+signals.AGAIN_S = 0.5  # not while it still prints
 try:
     with first_ends_process(), eval(sys.argv[2])():
         Freed()
