@@ -33,7 +33,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             gpus=sized(size, 64, 16),
             train_gpus=(sized(size, 16, 4),),
             groups=sized(size, 128, 16),
-            # With fewer, batches that count begin at the tenth of the largest eta.
+            # The first measured batch of eta 8 is the tenth.
             steps=sized(size, 40, 14),
         ),
         "verl": Loop(
