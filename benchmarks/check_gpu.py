@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import load_profiles
-from heddle.config import ClusterConfig
 from heddle_sim.latency import LatencyTable
 
 CHUNK = 8192
