@@ -26,22 +26,24 @@ MoveWay: TypeAlias = Literal["kv", "prefill", "none"]
 the tool call, or neither, so that its next step prefills it."""
 
 
-class RolloutStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class _Event(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    time_s: float
+
+
+class RolloutStarted(_Event, frozen=True, kw_only=True):
     """A rollout begins under one weights version.
 
     `trajectories` arrivals will follow; None leaves the rollout open until `RolloutClosed`.
     """
 
-    time_s: float
     rollout: RolloutId
     trajectories: int | None
     weights_version: int = 0
 
 
-class RolloutClosed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class RolloutClosed(_Event, frozen=True, kw_only=True):
     """An open rollout has `trajectories` in all; those that have not arrived yet will."""
 
-    time_s: float
     rollout: RolloutId
     trajectories: int
 
@@ -55,10 +57,9 @@ class ArrivalHints(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Where its KV may be, of an earlier run; "" where none is known."""
 
 
-class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
+class TrajectoryArrived(_Event, frozen=True, kw_only=True, omit_defaults=True):
     """A sample of a prompt is ready to run."""
 
-    time_s: float
     rollout: RolloutId
     trajectory: TrajectoryId
     group: GroupId
@@ -68,7 +69,7 @@ class TrajectoryArrived(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     """None: it is as any other."""
 
 
-class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class StepFinished(_Event, frozen=True, kw_only=True):
     """The engine ended a generation.
 
     `output_tokens` counts this dispatch only: `StepPreempted` reported the tokens from before a
@@ -77,7 +78,6 @@ class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     preemptions, each of which evicts the KV and prefills again.
     """
 
-    time_s: float
     trajectory: TrajectoryId
     step: int
     engine: EngineId
@@ -90,10 +90,9 @@ class StepFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     recomputes: int = 0
 
 
-class StepPreempted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class StepPreempted(_Event, frozen=True, kw_only=True):
     """An abort took effect; the tokens made so far in this dispatch are kept."""
 
-    time_s: float
     trajectory: TrajectoryId
     step: int
     engine: EngineId
@@ -105,23 +104,21 @@ class StepPreempted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     recomputes: int = 0
 
 
-class ToolStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ToolStarted(_Event, frozen=True, kw_only=True):
     """The environment began the tool call that the step ended in ("" when no tool was named)."""
 
-    time_s: float
     trajectory: TrajectoryId
     step: int
     tool: str
 
 
-class ToolReturned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class ToolReturned(_Event, frozen=True, kw_only=True):
     """The tool's result is in the context; the next generation can run.
 
     `observation_tokens` were appended. `context_tokens` is the size of the next prompt; it is
     smaller than the sum when the agent compacted its history.
     """
 
-    time_s: float
     trajectory: TrajectoryId
     step: int
     tool: str
@@ -130,21 +127,19 @@ class ToolReturned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     context_tokens: int
 
 
-class TrajectoryFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class TrajectoryFinished(_Event, frozen=True, kw_only=True):
     """The environment closed the trajectory."""
 
-    time_s: float
     trajectory: TrajectoryId
     outcome: Outcome
 
 
-class MigrationFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class MigrationFinished(_Event, frozen=True, kw_only=True):
     """The migration is over. Unless `ok`, nothing is at `target` and the home does not change.
 
     `kv_tokens` are at the target now, by whichever `way`.
     """
 
-    time_s: float
     trajectory: TrajectoryId
     source: EngineId
     target: EngineId
@@ -153,20 +148,19 @@ class MigrationFinished(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     way: MoveWay = "kv"
 
 
-class EngineJoined(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineJoined(_Event, frozen=True, kw_only=True):
     """An engine that no plan has may be used from now on; a StartEngine follows.
 
     Its owner starts it. It takes its share of the unfinished trajectories, no plan stops it, and
     after a failure it is started again as others are. `engine` is a name of its own.
     """
 
-    time_s: float
     engine: EngineId
     shape: EngineShape
     max_running: int
 
 
-class EngineRecalled(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineRecalled(_Event, frozen=True, kw_only=True):
     """The owner of an engine that joined takes it back: it gets no more steps.
 
     With `drain` its running steps end there; otherwise they go on elsewhere with their tokens. One
@@ -174,25 +168,22 @@ class EngineRecalled(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     present id.
     """
 
-    time_s: float
     engine: EngineId
     drain: bool
 
 
-class EngineReady(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineReady(_Event, frozen=True, kw_only=True):
     """An engine can take steps: first start, restart, or after a reconfiguration."""
 
-    time_s: float
     engine: EngineId
     shape: EngineShape
     kv_capacity_tokens: int
     max_running: int
 
 
-class EngineReported(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineReported(_Event, frozen=True, kw_only=True):
     """A sample of an engine's own counters, always late. `preemptions` counts from its start."""
 
-    time_s: float
     engine: EngineId
     running: int
     waiting: int
@@ -200,107 +191,92 @@ class EngineReported(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     preemptions: int
 
 
-class EngineStopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineStopped(_Event, frozen=True, kw_only=True):
     """A requested stop is done; the engine is drained."""
 
-    time_s: float
     engine: EngineId
 
 
-class EngineFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineFailed(_Event, frozen=True, kw_only=True):
     """An engine died: its running steps and its KV are gone.
 
     `salvaged` lists the tokens of running steps that had already reached the client, so that none
     is generated twice.
     """
 
-    time_s: float
     engine: EngineId
     reason: str
     salvaged: tuple[tuple[TrajectoryId, int], ...] = ()
 
 
-class PlanSolved(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class PlanSolved(_Event, frozen=True, kw_only=True):
     """The search that `SolvePlan` requested has ended."""
 
-    time_s: float
     plan: int
     resource_plan: ResourcePlan
 
 
-class Predicted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Predicted(_Event, frozen=True, kw_only=True):
     """The prediction service answered. `None`: it failed, and the last estimate stays valid."""
 
-    time_s: float
     trajectory: TrajectoryId
     step: int
     remaining_tokens: float | None
 
 
-class WeightsUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class WeightsUpdated(_Event, frozen=True, kw_only=True):
     """The trainer pushed weights; all KV is stale."""
 
-    time_s: float
     version: int
 
 
-class Tick(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Tick(_Event, frozen=True, kw_only=True):
     """The controller's `deadline_s` was reached."""
-
-    time_s: float
 
 
 # -- of an RL loop, beside those of its rollouts --------------------------------------------------
 
 
-class LoopStarted(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class LoopStarted(_Event, frozen=True, kw_only=True):
     """The loop begins: the first event of a run."""
 
-    time_s: float
 
-
-class StartFailed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class StartFailed(_Event, frozen=True, kw_only=True):
     """The environment of a trajectory did not start, so it never arrives."""
 
-    time_s: float
     trajectory: TrajectoryId
     reason: str
 
 
-class Scored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Scored(_Event, frozen=True, kw_only=True):
     """The reward of a finished trajectory. None: the reward service failed."""
 
-    time_s: float
     trajectory: TrajectoryId
     reward: float | None
 
 
-class GradientsAccumulated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GradientsAccumulated(_Event, frozen=True, kw_only=True):
     """The trainer has the gradients of a part of a batch."""
 
-    time_s: float
     batch: int
 
 
-class Trained(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class Trained(_Event, frozen=True, kw_only=True):
     """The trainer has ended a batch."""
 
-    time_s: float
     batch: int
 
 
-class EngineUpdated(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class EngineUpdated(_Event, frozen=True, kw_only=True):
     """An engine has weights `version`, and generates again."""
 
-    time_s: float
     engine: EngineId
     version: int
 
 
-class GpusAssigned(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+class GpusAssigned(_Event, frozen=True, kw_only=True):
     """A pool of GPUs works for `role` now; unless `ok`, it could not, and is where it was."""
 
-    time_s: float
     role: GpuRole
     pool: GpuPool = "all"
     ok: bool = True

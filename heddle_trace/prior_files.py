@@ -50,14 +50,7 @@ class Prior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def history(self) -> History:
         """As a policy gets it. Prompts of a synthetic rollout never recur, so none is known."""
-        return History(
-            output_quantiles=self.output_quantiles,
-            appended_per_output=self.appended_per_output,
-            tool_s_per_output=self.tool_s_per_output,
-            step_output_tokens=self.step_output_tokens,
-            longest_output_tokens=self.longest_output_tokens,
-            trajectories=self.trajectories,
-        )
+        return msgspec.convert(self, History, from_attributes=True)
 
 
 def known_priors() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -130,7 +130,7 @@ class _Following:
         self, now: "CompleteStep", remedies: "list[Remedy]", moved: Mapping[str, float]
     ) -> None:
         if self.as_json:
-            best = remedies[0].plain() if remedies else None
+            best = asdict(remedies[0]) if remedies else None
             self._line("recommended", step=now.number, remedy=best, moved=moved)
             return
         why = ", ".join(f"{name} {change * 100.0:+.0f} %" for name, change in moved.items())

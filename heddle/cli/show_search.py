@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import rich_click as click
 
-from heddle.cli.tables import cost_cells, costs, fact, show_rows, show_verdict
+from heddle.cli.tables import costs, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
 from heddle.config_error import ConfigError
 from heddle.planning.blocks import block, framework_of
@@ -150,7 +150,6 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
     candidate, spread = each.candidate, each.makespan_s
     drafts = candidate.cluster.speculation
     ratio = faster(result.best, each)
-    paid = dict(zip(("GPU-hours", "$"), cost_cells(result.cost(each)), strict=False))
     loop = each.loop
     rest = {
         "slots": str(candidate.cluster.max_running),
@@ -166,5 +165,5 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
         what: f"{spread.mean:,.1f}",
         of: f"{spread.low:,.0f} to {spread.high:,.0f}" if result.draws else "-",
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
-        **paid,
+        **costs(result.cost(each)),
     }

@@ -159,13 +159,9 @@ def short_estimate(e: Estimate) -> str:
     return f"{e.mean:,.0f}" if e.ci95 is None else f"{e.mean:,.0f} ± {e.ci95:,.0f}"
 
 
-def cost_cells(cost: RunCost) -> list[str]:
-    return [number_cell(cost.gpu_hours), number_cell(cost.dollars)]
-
-
 def costs(cost: RunCost, per: str = "") -> dict[str, str]:
     """Cells of GPU-hours and dollars by column."""
-    return dict(zip((f"GPU-hours{per}", f"${per}"), cost_cells(cost), strict=True))
+    return {f"GPU-hours{per}": number_cell(cost.gpu_hours), f"${per}": number_cell(cost.dollars)}
 
 
 def objective_cell(objective: Objective, value: float) -> str:

@@ -1,9 +1,9 @@
 """Settings that would have saved time: simulated on the trajectories that were measured."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 from heddle.comparison.tuning import with_policy
 from heddle.config import RunConfig
@@ -36,9 +36,6 @@ class Remedy:
     framework: str
     block: str
     """To paste."""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def remedies(

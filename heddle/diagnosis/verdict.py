@@ -106,7 +106,7 @@ class Diagnosis:
             "steps": [asdict(step) for step in self.steps],
             "longest": [asdict(path) for path in self.paths],
             "engines": [asdict(engine) for engine in self.engines],
-            "remedies": [each.plain() for each in remedies],
+            "remedies": [asdict(each) for each in remedies],
             "no_remedies": why_none or None,
         }
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
@@ -264,7 +264,7 @@ def run_loop_into(
     with open_run(out, config, facts) as directory:
         found = _run(setup, on_trained, directory.record, directory.columns)
         figures = found[0]
-        steps = [batch.plain() for batch in figures.batches]
+        steps = [asdict(batch) for batch in figures.batches]
         files.write_json(directory.path / files.RL_STEPS, {"steps": steps})
         directory.finish(
             solo_tpot=setup.run.profiles.solo_tpot(),

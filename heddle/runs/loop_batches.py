@@ -1,7 +1,7 @@
 """The figures of each batch of an RL loop, from its journal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 from types import MappingProxyType
 
@@ -48,9 +48,6 @@ class BatchFigures:
     most_staleness: int
     wasted_tokens: int
     """Output tokens of trajectories that were discarded meanwhile."""
-
-    def plain(self) -> dict[str, float | int | None]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,13 @@ ROLES: Final[dict[str, Role]] = {
 }
 
 
+def role_of(name: str) -> Role:
+    """The role by any of its names. Raises DamagedError for a name that is none."""
+    if name not in ROLES:
+        raise DamagedError(f"role {name[:40]!r} is not known; use {', '.join(ROLES)}")
+    return ROLES[name]
+
+
 class Message(msgspec.Struct, array_like=True):
     """A message without its text. Times in Unix seconds; tokens counted, or recorded ones.
 

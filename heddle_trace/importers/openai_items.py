@@ -5,9 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from heddle_trace.importers.chat import ROLES, text_of
+from heddle_trace.importers.chat import role_of, text_of
 from heddle_trace.importers.generations import fingerprint
-from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import written
 from heddle_trace.importers.protocol import ImportContext
 
@@ -71,9 +70,7 @@ def block_of(item: Item) -> int:
 
     Raises DamagedError for a role that is none.
     """
-    role = ROLES.get(item.role or "")
-    if item.role is not None and role is None:
-        raise DamagedError(f"role {item.role[:40]!r} is not known; use {', '.join(ROLES)}")
+    role = None if item.role is None else role_of(item.role)
     content, result = _plain(item.content), _plain(item.output)
     return int(fingerprint(item.type, role, content, item.name, _written(item), result), 16)
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import msgspec
 
-from heddle_trace.importers.chat import ROLES, Message, text_of
+from heddle_trace.importers.chat import Message, role_of, text_of
 from heddle_trace.importers.clocks import seconds
 from heddle_trace.importers.generations import UNNAMED
-from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.limits import Tokens
 
@@ -75,9 +74,7 @@ class ChatMessage(msgspec.Struct):
 
 def message_of(message: ChatMessage, context: ImportContext) -> Message:
     """The message without its text. Raises DamagedError for a role that is none."""
-    role = ROLES.get(message.role)
-    if role is None:
-        raise DamagedError(f"role {message.role[:40]!r} is not known; use {', '.join(ROLES)}")
+    role = role_of(message.role)
     calls = [_call(call) for call in message.tool_calls or ()]
     if message.function_call is not None:
         calls.append((message.function_call.name or UNNAMED, message.function_call.arguments))

@@ -9,15 +9,10 @@ from typing import Any
 
 import msgspec
 
-from heddle_trace.importers.chat import ROLES, Message, generations_of, prompt_of, text_of
+from heddle_trace.importers.chat import Message, Role, generations_of, prompt_of, role_of, text_of
 from heddle_trace.importers.clocks import seconds
-from heddle_trace.importers.generations import (
-    identifier,
-    reward_of,
-    steps_of,
-)
+from heddle_trace.importers.generations import identifier, reward_of, steps_of
 from heddle_trace.importers.heads import Head
-from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.openai_messages import Usage
 from heddle_trace.importers.protocol import ImportContext, ParsedRecord, Records
 from heddle_trace.importers.sources import SourceFile
@@ -121,9 +116,7 @@ def _record(
 def _messages(raw: Sequence[_Message], context: ImportContext) -> Iterator[Message]:
     spoken = False
     for message in raw:
-        role = ROLES.get(message.role)
-        if role is None:
-            raise DamagedError(f"role {message.role[:40]!r} is not known; use {', '.join(ROLES)}")
+        role = role_of(message.role)
         if message.requestor == "user" and role == "tool":
             context.notes.drop("answers of the simulated user's own tools")
             continue
@@ -133,7 +126,7 @@ def _messages(raw: Sequence[_Message], context: ImportContext) -> Iterator[Messa
         yield _message(message, role, context)
 
 
-def _message(message: _Message, role: str, context: ImportContext) -> Message:
+def _message(message: _Message, role: Role, context: ImportContext) -> Message:
     usage = (message.usage if role == "assistant" else None) or Usage()
     raw_usage = (message.raw_data.usage if message.raw_data else None) or Usage()
     calls = (message.tool_calls or []) if role == "assistant" else []
@@ -145,7 +138,7 @@ def _message(message: _Message, role: str, context: ImportContext) -> Message:
     time_s = seconds(message.timestamp)
     took_s = message.generation_time_seconds
     return Message(
-        role=ROLES[role],
+        role=role,
         tokens=tokens,
         calls=tuple(call.name for call in calls),
         time_s=time_s,
