@@ -164,8 +164,3 @@ def test_one_always_may_run() -> None:
     pool.review()
     pool.review(1.0, preempted=1)
     assert pool.limit() == 1
-
-
-def test_lengths_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_model_len and review_s above 0"):
-        KvBudget(max_model_len=0)

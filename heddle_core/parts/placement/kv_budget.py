@@ -43,15 +43,10 @@ class KvBudget(OneByOne):
     3307 (shares of KV), 3556 (the taper).
     """
 
-    def __init__(self, *, max_model_len: int = MAX_MODEL_LEN, review_s: float = 5.0) -> None:
-        """Set the context that the first limit allows for, and the interval of reviews.
+    review_s: float = 5.0
 
-        Raises:
-            ValueError: one of them is not above 0.
-        """
-        if not (max_model_len > 0 and review_s > 0.0):
-            raise ValueError("give max_model_len and review_s above 0")
-        self.review_s, self._max_model_len = review_s, max_model_len
+    def __init__(self, *, max_model_len: int = MAX_MODEL_LEN) -> None:
+        self._max_model_len = max_model_len
         self._limit = 0.0
         self._growth = 1.0
         self._under_way: dict[TrajectoryId, None] = {}
