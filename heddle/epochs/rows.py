@@ -7,7 +7,7 @@ have grown since, and every row is to come once.
 import logging
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,19 +34,12 @@ class EpochSettings:
 
     @staticmethod
     def of(section: Any, place: str) -> "EpochSettings":
-        """The settings of a section of a configuration, None where there is none.
-
-        Raises:
-            ConfigError: it is no section, or has other keys.
-        """
-        given, keys = section or {}, EpochSettings.__dataclass_fields__
-        right = isinstance(given, Mapping) and set(given) <= set(keys)
-        require(
-            right,
-            f"{place[:-1]} is {given!r}: give it {place}epoch_file, {place}plan or "
-            f"{place}on_mismatch",
-        )
-        return EpochSettings(**given)
+        """Read a section of a configuration, or None; ConfigError where it is another thing."""
+        try:
+            return EpochSettings(**(section or {}))
+        except TypeError:
+            keys = f"{place}epoch_file, {place}plan or {place}on_mismatch"
+            raise ConfigError(f"{place[:-1]} is {section!r}: give it {keys}") from None
 
     def checked(self, place: str) -> EpochPlan:
         """The plan; `place` is what messages put before a key.

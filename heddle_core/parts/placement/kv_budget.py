@@ -11,7 +11,7 @@ from heddle_core.policy import TrajectoryView, View
 
 MAX_MODEL_LEN: Final = 32_768
 """Tokens of context that an engine lets a trajectory have, where nobody says it."""
-MOST: Final = 1024
+MOST: Final = 1024.0
 GROWTH: Final = 1.2
 """Of the limit while as many end as are under way, with no KV in use."""
 BINDING: Final = 0.9
@@ -31,16 +31,14 @@ class KvBudget(OneByOne):
     """prime-rl's adaptive concurrency, without cancellations.
 
     At most a limit of trajectories are under way, in tools too; the first steps of others wait. It
-    begins at all KV over `max_model_len`. Each end of a trajectory grows it while it binds, reports
-    are fresh, no step waits and no engine preempts; `GROWTH` tapers to 1 at `SOFT`, the highest
-    share of an engine's KV in use. Reviews every `review_s` seconds lower it to a share of those
-    under way, and the excess drains. Preemptions, or waiting steps above `QUEUE_RATIO` of those
-    running, cut it: not again before the excess has drained, and then harder for some reviews.
-    KV above `SOFT` trims it, once in `REVIEWS`. A new trajectory goes to the engine with the
-    fewest, and stays.
+    begins at all KV over `max_model_len`. Each end grows it while it binds, reports are fresh, no
+    step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
+    drains. Preemptions, or waiting steps above `QUEUE_RATIO` of those running, cut it: not again
+    before the excess has drained, and harder soon after. A new trajectory goes to the engine with
+    the fewest, and stays.
 
     Source: prime-rl's `orchestrator/concurrency.py` of September 2026: pull requests 3285 (August),
-    3307 (shares of KV), 3556 (the taper).
+    3307 (shares of KV), 3556 (`GROWTH` tapers to 1 at `SOFT`).
     """
 
     review_s: float = 5.0
