@@ -201,6 +201,7 @@ def test_a_sample_is_kept_with_its_time():
     ledger.report(E0, 77, 3)
     engine = ledger.engine(E0)
     assert (engine.reported_s, engine.reported_kv_used_tokens) == (3.0, 77)
+    assert engine.reported_preemptions == 3
     assert engine.running_steps == 0
 
 
