@@ -608,7 +608,7 @@ class Controller:
         self._homes.pull_members(engine, out)
 
     def _on_engine_reported(self, e: EngineReported, out: CommandList) -> None:
-        self.ledger.report(e.engine, e.kv_used_tokens)
+        self.ledger.report(e.engine, e.kv_used_tokens, e.preemptions)
 
     def _on_weights_updated(self, e: WeightsUpdated, out: CommandList) -> None:
         self.ledger.weights_version = e.version

@@ -34,6 +34,7 @@ class Engine:
     """Running steps whose preemption was requested and has not ended."""
     reported_s: float = 0.0
     reported_kv_used_tokens: int = 0
+    reported_preemptions: int = 0
     queue: list[tuple[float, int, Trajectory]] = field(default_factory=list)
     """Heap of (-priority, ticket, trajectory); stale entries are skipped when they surface."""
     prefills_only: bool = False

@@ -146,10 +146,11 @@ class Ledger:
         self.engines.append(engine)
         self._loads = None
 
-    def report(self, engine: EngineId, kv_used_tokens: int) -> None:
+    def report(self, engine: EngineId, kv_used_tokens: int, preemptions: int = 0) -> None:
         """Keep an engine's sample of its own counters."""
         e = self.engine(engine)
         e.reported_s, e.reported_kv_used_tokens = self.now_s, kv_used_tokens
+        e.reported_preemptions = preemptions
 
     def close_engine(self, engine: Engine) -> None:
         """No new work goes to `engine`; what runs there may end."""

@@ -191,6 +191,10 @@ class EngineView(Protocol):
         """KV in use at the last report."""
 
     @property
+    def reported_preemptions(self) -> int:
+        """Preemptions of its own, from its start to the last report."""
+
+    @property
     def reported_s(self) -> float:
         """When it reported last; 0 before the first report."""
 

@@ -89,8 +89,8 @@ def sticky_least_loaded(context: PolicyContext) -> Policy:
 
 
 def prime_rl(context: PolicyContext) -> Policy:
-    """prime-rl of September 2026: as many trajectories at once as all KV holds at their end."""
-    return _baseline(context, KvBudget(context))
+    """prime-rl of September 2026: trajectories at once by KV in use, waiting steps, preemptions."""
+    return _baseline(context, KvBudget())
 
 
 def fireworks_aimd(context: PolicyContext) -> Policy:

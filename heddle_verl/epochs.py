@@ -35,7 +35,7 @@ class EpochDataset(RLHFDataset):  # type: ignore[misc]
         self._ids = [prompt_id(row) for row in self.dataframe.remove_columns(list(media))]
         self._order = RowOrder(
             self._ids,
-            EpochSettings(**(config.get("heddle") or {})),
+            EpochSettings.of(config.get("heddle"), _PLACE),
             batch=config.train_batch_size,
             seed=config.seed,
             place=_PLACE,

@@ -15,10 +15,7 @@ from typing import Any
 from heddle.config_error import ConfigError, require
 from heddle.epochs.file import read_samples
 from heddle_core.ids import GroupId
-from heddle_core.loop.epoch import EpochPlan, lengths_by_age
-
-LEAST_KNOWN = 0.5
-"""Share of the prompts whose lengths must be known after an epoch: fewer are another data set's."""
+from heddle_core.loop.epoch import LEAST_KNOWN, EpochPlan, lengths_by_age
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +32,24 @@ class EpochSettings:
     """Whether training ends where the file does not fit the data set, or goes on in random order:
     `error` or `random`."""
 
+    @staticmethod
+    def of(section: Any, place: str) -> "EpochSettings":
+        """Read a section of a configuration, or None; ConfigError where it is another thing."""
+        try:
+            return EpochSettings(**(section or {}))
+        except TypeError:
+            keys = f"{place}epoch_file, {place}plan or {place}on_mismatch"
+            raise ConfigError(f"{place[:-1]} is {section!r}: give it {keys}") from None
+
     def checked(self, place: str) -> EpochPlan:
         """The plan; `place` is what messages put before a key.
 
         Raises:
             ConfigError: a value is wrong; names its key.
         """
+        for key in self.__dataclass_fields__:
+            value = getattr(self, key)
+            require(isinstance(value, str), f"{place}{key} is {value!r}: write text")
         require(
             bool(self.epoch_file),
             f"{place}epoch_file is missing: give the path that the gateway or the router writes",
@@ -73,6 +82,7 @@ class RowOrder:
             ConfigError: a key is wrong, or the file is not of this data set.
         """
         self._plan, self._goes_on = settings.checked(place), settings.on_mismatch == "random"
+        require(not seed or seed > 0, f"the seed of the order of rows is {seed}: give 0 or more")
         self._ids, self._path = ids, Path(settings.epoch_file)
         self._place, self._batch, self._seed = place, batch, seed or 0
         self._starts: list[float] = []
@@ -172,10 +182,16 @@ class RowOrder:
         found = lengths_by_age(epochs)
         ids = enumerate(map(GroupId, self._ids))
         known = {GroupId(str(row)): found[prompt] for row, prompt in ids if prompt in found}
-        if len(known) < (LEAST_KNOWN * len(self) if self._starts else min(len(found), 1)):
+        said = (
+            f"{self._path}: has lengths of {len(known):,} of the {len(self):,} prompts of the data "
+            f"set, and of {len(found) - len(known):,} others"
+        )
+        least, share = LEAST_KNOWN * len(self), len(known) / max(len(self), 1)
+        if len(known) < (least if self._starts else min(len(found), 1)):
             raise ConfigError(
-                f"{self._path}: has lengths of {len(known):,} of the {len(self):,} prompts of the "
-                f"data set, and of {len(found) - len(known):,} others: give the file of this data "
-                f"set, or a new path; or {self._place}on_mismatch=random"
+                f"{said}: give the file of this data set, or a new path; or "
+                f"{self._place}on_mismatch=random"
             )
+        if 0 < len(known) < least:
+            log.warning("%s: %.1f %% are known, the rest takes their mean", said, 100.0 * share)
         return known

@@ -57,7 +57,6 @@ class EpochTraining(BasePPOExp):  # type: ignore[misc]
 
     def get_train_dataset(self) -> NamedPrompts:
         """The prompts under names that the gateway learns."""
-        self.cfg.data.heddle.checked(_PLACE)
         return NamedPrompts(super().get_train_dataset())
 
     def get_trainer(self, **inputs: Any) -> EpochTrainer:

@@ -9,7 +9,7 @@ from itertools import count
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
 from heddle_core.ids import GroupId
-from heddle_core.loop.epoch import EPOCH, Totals, epoch_of
+from heddle_core.loop.epoch import EPOCH, LEAST_KNOWN, Totals, epoch_of
 from heddle_core.loop.groups import Prompt
 from heddle_core.loop.regime import Regime
 from heddle_trace.schema import TrajectoryScript
@@ -160,11 +160,11 @@ def packs(config: LoopConfig, data: DataSet, history: Sequence[Totals]) -> bool:
     return known and len(data.groups) % config.groups == 0 and len(data.groups) > config.groups
 
 
-def check_packing(config: LoopConfig, data: DataSet, known: int, history: str) -> None:
-    """Refuse batches by length where none is known, or that are no whole ones."""
+def check_packing(config: LoopConfig, data: DataSet, known: int, history: str) -> list[str]:
+    """Refuse batches by length where none is known, or that are no whole ones; warn where few."""
     plan, prompts = config.packing(), len(data.groups)
     if plan is None or not plan.packed:
-        return
+        return []
     packs = f"loop.epoch_plan = {config.epoch_plan} packs"
     if not known and data.cycle == 1:
         raise ConfigError(
@@ -177,6 +177,9 @@ def check_packing(config: LoopConfig, data: DataSet, known: int, history: str) -
             f"{packs} whole batches, and {prompts:,} prompts are none of {config.groups}: take "
             "loop.groups that divides them, or random"
         )
+    share = f"{known:,} of the {prompts:,} prompts ({known / prompts:.1%})"
+    few = data.cycle == 1 and known < LEAST_KNOWN * prompts
+    return [f"{packs} by lengths of {share}, which history {history} has"] if few else []
 
 
 def check_recorded(config: LoopConfig, scripts: Scripts) -> None:

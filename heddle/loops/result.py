@@ -10,7 +10,7 @@ from heddle.cluster.failures import too_late
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.cost.objective import Objective, best_rows, objective_value, ranked
 from heddle.cost.prices import RunCost
-from heddle.loops.data import whole_epochs
+from heddle.loops.data import check_packing, whole_epochs
 from heddle.loops.measure import LoopFigures
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import RANDOM
@@ -24,7 +24,6 @@ TRIED = (
     *("step_s", "gpu_hours_per_1k_samples", "dollars_per_1k_samples"),
 )
 """What the JSON says of every setting of a regime; of its best, all."""
-
 
 BIASED = 0.1
 """Length bias from 1 on that is warned of."""
@@ -280,7 +279,9 @@ class LoopComparison(Tabled):
             )
             found.append(f"by {self.objective} per sample, of any length, the order is {names}")
         for row in self.regimes:
-            epoch, batches = row.setup.epoch_batches, row.setup.config.batches
+            own, epoch, batches = row.setup, row.setup.epoch_batches, row.setup.config.batches
+            known = len(own.lengths)
+            found += check_packing(own.config, own.data, known, own.run.history.name)
             if len(row.runs[0].step_s) % epoch or batches % epoch:
                 found.append(
                     f"{row.setup.label}: batches that are measured are no whole epochs of {epoch}, "

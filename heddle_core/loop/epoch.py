@@ -20,6 +20,8 @@ EPOCH: Final = "#"
 """Between a prompt's name and its epoch, from the second epoch on."""
 OLDER: Final = 0.5
 """Weight of an epoch over that of the epoch after it; assumed."""
+LEAST_KNOWN: Final = 0.5
+"""Share of a data set's prompts with lengths below which they may be another data set's."""
 
 Totals = Mapping[GroupId, Sequence[int]]
 """Output tokens of the samples of an epoch, by prompt."""

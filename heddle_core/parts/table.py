@@ -213,7 +213,8 @@ PARTS: Final = Parts(
             "ThunderAgent: trajectories pause where their KV would not fit, and wait in a backlog",
         ),
         "kv_budget": Part(
-            KvBudget, "prime-rl's: as many trajectories at once as all KV holds at their end"
+            lambda _: KvBudget(),
+            "prime-rl's: trajectories at once by KV in use, waiting steps and preemptions",
         ),
         "request_window": Part(
             lambda _: RequestWindow(),

@@ -264,6 +264,19 @@ def test_a_file_that_does_not_fit_is_refused_or_ignored_on_demand(
     assert said in caplog.records[0].getMessage()
 
 
+def test_a_file_that_fits_few_prompts_says_how_many(tmp_path: Path, caplog: Any):
+    ids = [f"p{n}" for n in range(32)]
+    path = written(tmp_path / "epoch.jsonl", {"p3": 5} | {f"other {n}": n for n in range(40)})
+    rows = order(path, ids)
+    (record,) = caplog.records
+    assert "lengths of 1 of the 32 prompts of the data set, and of 40 others" in record.getMessage()
+    assert "3.1 % are known" in record.getMessage()
+    assert sorted(rows.begin()) == list(range(32))
+    caplog.clear()
+    order(written(path, dict.fromkeys(ids[:16], 5)), ids)
+    assert not caplog.records
+
+
 def test_after_an_epoch_the_file_must_have_half_of_the_prompts(tmp_path: Path):
     path = tmp_path / "epoch.jsonl"
     ids = [f"p{n}" for n in range(8)]
@@ -299,6 +312,26 @@ def test_wrong_keys_are_named(options: dict[str, str], said: str):
     settings = EpochSettings(**({"epoch_file": "x"} | options))
     with pytest.raises(ConfigError, match=said):
         RowOrder(["a"], settings, batch=1, seed=None, place="data.heddle.")
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("x.jsonl", r"data\.heddle is 'x\.jsonl': give it data\.heddle\.epoch_file"),
+        ({"file": "x"}, r"data\.heddle is {'file': 'x'}: give it data\.heddle\.epoch_file"),
+        ({"epoch_file": "x", "plan": 0.25}, r"data\.heddle\.plan is 0\.25: write text"),
+        (None, r"data\.heddle\.epoch_file is missing"),
+    ],
+)
+def test_a_section_that_is_none_is_refused(section: object, said: str):
+    with pytest.raises(ConfigError, match=said):
+        EpochSettings.of(section, "data.heddle.").checked("data.heddle.")
+
+
+def test_a_seed_below_zero_is_refused(tmp_path: Path):
+    settings = EpochSettings(epoch_file=str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="the seed of the order of rows is -1: give 0 or more"):
+        RowOrder(["a"], settings, batch=1, seed=-1, place="data.heddle.")
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

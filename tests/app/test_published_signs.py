@@ -1,4 +1,9 @@
-"""Published signs of routing rules: what their pull requests measured, in simulation."""
+"""Published signs of routing rules, in simulation, on stand-ins.
+
+Workloads are synthetic, not those of the pull requests. `slime`, which breaks a pin at any
+difference of load, stands in for the tight thresholds of verl#6533, whose rule has SGLang's two;
+`verl-margin` is the rule of verl#7435.
+"""
 
 from pathlib import Path
 from statistics import fmean

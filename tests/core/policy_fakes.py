@@ -42,6 +42,7 @@ class FakeEngine:
     max_running: int = 100
     kv_capacity_tokens: int = 250_000
     reported_kv_used_tokens: int = 0
+    reported_preemptions: int = 0
     reported_s: float = 0.0
 
 

@@ -198,9 +198,10 @@ def test_unknown_and_duplicate_ids_are_refused():
 def test_a_sample_is_kept_with_its_time():
     ledger = ledger_of(1)
     ledger.advance(3.0)
-    ledger.report(E0, 77)
+    ledger.report(E0, 77, 3)
     engine = ledger.engine(E0)
     assert (engine.reported_s, engine.reported_kv_used_tokens) == (3.0, 77)
+    assert engine.reported_preemptions == 3
     assert engine.running_steps == 0
 
 

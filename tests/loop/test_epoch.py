@@ -220,6 +220,17 @@ def test_what_cannot_be_packed_is_refused(
         prepare_loop(config(traces, history, **options), "sync", workspace=Workspace())
 
 
+def test_a_history_of_few_prompts_is_warned_of(traces: tuple[str, str], tmp_path: Path):
+    earlier = Records.of(read_trace(traces[1]).records)
+    few = str(tmp_path / "few.jsonl")
+    members = earlier.trajectory("group_id").occurring().values()
+    write_trace(few, earlier.take(next(iter(members))))
+    said = "loop.epoch_plan = sorted packs by lengths of 1 of the 32 prompts (3.1%), which history"
+    (warned,) = compare_regimes([config(traces, few, epoch_plan="sorted", batches=8)]).warnings
+    assert said in warned
+    assert not compare_regimes([config(traces, few, epoch_plan="random", batches=8)]).warnings
+
+
 def test_a_wrong_rule_names_its_key(traces: tuple[str, str]):
     with pytest.raises(ConfigError, match=r"loop\.epoch_plan = 'sort' is no epoch plan"):
         config(traces, epoch_plan="sort")

@@ -1,4 +1,4 @@
-"""prime-rl: as many trajectories at once as all KV holds, by what they need in the end."""
+"""prime-rl: as many trajectories at once as KV in use, waiting steps and preemptions allow."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -7,50 +7,50 @@ from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.load_and_pin import OneByOne, StickyLeastSessions
-from heddle_core.policy import PolicyContext, TrajectoryView, View
+from heddle_core.policy import TrajectoryView, View
 
-FIRST_TOKENS: Final = 32_768
-"""Context that a trajectory is taken to need before any has ended, without a history."""
+MAX_MODEL_LEN: Final = 32_768
+"""Tokens of context that an engine lets a trajectory have, where nobody says it."""
+MOST: Final = 1024.0
+GROWTH: Final = 1.2
+"""Of the limit while as many end as are under way, with no KV in use."""
+BINDING: Final = 0.9
+SOFT: Final = 0.8
+TARGET: Final = 0.7
+QUEUE_RATIO: Final = 0.5
+REVIEWS: Final = 6
+"""From one trim to the next, of crowded queues before a cut, of harder cuts after one drained."""
+QUEUE_CUT: Final = 0.9
+PREEMPTION_CUT: Final = 0.8
+ESCALATED_CUT: Final = 0.5
+STALE_S: Final = 15.0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KvBudget(OneByOne):
-    """prime-rl's adaptive concurrency (pull requests 3285, 3307, 3556), without cancellations.
+    """prime-rl's adaptive concurrency, without cancellations.
 
-    At most a limit of trajectories are under way, in tools too; the first steps of others wait. The
-    limit begins at all KV over the context that a trajectory has in the end: the mean of those that
-    ended, of which the newest counts a tenth; at first that of history. Every `review_s` seconds
-    the highest share of KV in use on an engine changes it. Above `soft` it becomes `trim` over that
-    share of those under way, which drain. Below, once as many have ended as the limit is, it grows
-    by up to a fifth, the less the more KV is in use. A trajectory that starts goes to the engine
-    with the fewest, and stays.
+    At most a limit of trajectories are under way, in tools too; the first steps of others wait. It
+    begins at all KV over `max_model_len`. Each end grows it while it binds, reports are fresh, no
+    step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
+    drains. Preemptions, or waiting steps above `QUEUE_RATIO` of those running, cut it: not again
+    before the excess has drained, and harder soon after. A new trajectory goes to the engine with
+    the fewest, and stays.
+
+    Source: prime-rl's `orchestrator/concurrency.py` of September 2026: pull requests 3285 (August),
+    3307 (shares of KV), 3556 (`GROWTH` tapers to 1 at `SOFT`).
     """
 
-    def __init__(
-        self,
-        context: PolicyContext,
-        *,
-        first_tokens: int = FIRST_TOKENS,
-        review_s: float = 5.0,
-        soft: float = 0.8,
-        trim: float = 0.7,
-    ) -> None:
-        """Set the first need without a history, the interval of reviews and the shares of KV.
+    review_s: float = 5.0
 
-        Raises:
-            ValueError: an interval that is not above 0, or shares that are not 0 < trim <= soft.
-        """
-        if not (review_s > 0.0 and 0.0 < trim <= soft):
-            raise ValueError("give review_s above 0, and 0 < trim <= soft")
-        self.review_s, self._soft, self._trim = review_s, soft, trim
-        history = context.history
-        self._need = float(first_tokens)
-        self._adds_prompt = history is not None
-        if history is not None:
-            self._need = history.mean_output_tokens() * (1.0 + history.appended_per_output)
+    def __init__(self, *, max_model_len: int = MAX_MODEL_LEN) -> None:
+        self._max_model_len = max_model_len
         self._limit = 0.0
+        self._growth = 1.0
         self._under_way: dict[TrajectoryId, None] = {}
-        self._ended = 0
+        self._preemptions: dict[EngineId, int] = {}
+        self._queued_reviews = self._until_trim = self._grace = 0
+        self._draining = self._escalated = False
         self._next_review_s: float | None = None
         self._engines = StickyLeastSessions()
 
@@ -58,12 +58,10 @@ class KvBudget(OneByOne):
         """Return the engine of a trajectory that is under way or may start."""
         if self._next_review_s is None:
             self._next_review_s = view.now_s + self.review_s
-            if self._adds_prompt:
-                self._need += t.prompt_tokens
             kv = sum(e.kv_capacity_tokens for e in view.engines)
-            self._limit = max(kv / self._need, float(len(view.engines)))
+            self._limit = min(max(kv / self._max_model_len, 1.0), MOST)
         if t.id not in self._under_way:
-            if len(self._under_way) >= self._limit:
+            if len(self._under_way) >= int(self._limit):
                 return None
             self._under_way[t.id] = None
         return self._engines.place(t, view)
@@ -82,16 +80,41 @@ class KvBudget(OneByOne):
 
     def finished(self, t: TrajectoryView) -> None:
         if t.id in self._under_way:
+            count = len(self._under_way)
+            if count >= BINDING * int(self._limit):
+                self._limit = min(self._limit * self._growth ** (1.0 / count), MOST)
             del self._under_way[t.id]
-            self._ended += 1
-            self._need += 0.1 * (t.context_tokens - self._need)
 
     def _review(self, view: View) -> None:
-        used = max(e.reported_kv_used_tokens / e.kv_capacity_tokens for e in view.engines)
-        count, least = len(self._under_way), float(len(view.engines))
-        if used > self._soft:
-            self._limit = max(min(self._limit, count * self._trim / used), least)
-            self._ended = 0
-        elif self._ended >= self._limit and count >= 0.9 * self._limit:
-            self._limit *= 1.0 + 0.2 * (1.0 - used / self._soft)
-            self._ended = 0
+        engines, count = view.engines, len(self._under_way)
+        used = max(e.reported_kv_used_tokens / e.kv_capacity_tokens for e in engines)
+        running = sum(e.running_steps for e in engines)
+        waiting = sum(e.in_flight - e.running_steps for e in engines)
+        before = self._preemptions
+        self._preemptions = {e.id: e.reported_preemptions for e in engines}
+        preempted = any(n > before.get(name, n) for name, n in self._preemptions.items())
+        crowded = 0 < QUEUE_RATIO * running < waiting
+        self._queued_reviews = self._queued_reviews + 1 if crowded else 0
+        queued = self._queued_reviews >= REVIEWS
+        if self._draining and count <= int(self._limit) and not (preempted or queued):
+            self._draining, self._grace = False, REVIEWS
+        if self._escalated and not self._draining:
+            self._grace -= 1
+            self._escalated = self._grace > 0
+        self._until_trim = max(self._until_trim - 1, 0)
+        calm = not (waiting or preempted or self._draining)
+        fresh = view.now_s - max(e.reported_s for e in engines) < STALE_S
+        self._growth = 1.0 + (GROWTH - 1.0) * max(1.0 - used / SOFT, 0.0) if calm and fresh else 1.0
+        if self._draining:
+            return
+        if preempted or queued:
+            first = QUEUE_CUT if queued else PREEMPTION_CUT
+            self._lower(count * (ESCALATED_CUT if self._escalated else first))
+            self._queued_reviews = 0 if queued else self._queued_reviews
+            self._draining = self._escalated = True
+        elif used > SOFT and count and not self._until_trim:
+            self._lower(count * TARGET / used)
+            self._until_trim = REVIEWS
+
+    def _lower(self, target: float) -> None:
+        self._limit = float(min(max(int(target), 1), int(self._limit)))
