@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, least_batches, whole_epochs
-from heddle.loops.layout import MOST_GPUS, fits
+from heddle.loops.layout import ever_fits, fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
 from heddle.workload import CapacityError
@@ -29,7 +29,7 @@ def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, 
     if config.run.loop.train_gpus is not None or config.colocated or cluster.roles:
         return config, ()
     longest = int(_held(config, workspace).largest_context().max())
-    if not fits(config, MOST_GPUS, longest):
+    if not ever_fits(config, longest):
         return config, ()
     each = cluster.tp * cluster.attention_dp
     gpus = cluster.gpus - config.reward_gpus

@@ -11,7 +11,7 @@ NODE_EXPERTS = 8
 """Expert parallelism within a node of 8 GPUs, as most published layouts have it."""
 
 MOST_GPUS = 1 << 14
-"""Of a trainer; all TP and PP degrees that are tried divide them."""
+"""Of a trainer, times the degrees that are given; all that are tried divide them."""
 
 
 def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> TrainLayout:
@@ -39,18 +39,24 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
             f"{config.train_ep or 'any'} divides {gpus} GPUs: take another loop.train_tp, "
             "loop.train_pp, loop.train_ep or loop.train_gpus"
         )
-    if fits(config, MOST_GPUS, longest):
+    if ever_fits(config, longest):
         needed = str(found).partition("; ")[0]
         raise TrainingMemoryError(f"{needed}; more GPUs for the trainer would do")
     raise TrainingMemoryError(
         f"a sample of {longest:,} tokens needs more memory in training than any number of "
-        f"{config.trainer_gpu} GPUs has; take shorter samples, or a GPU type with more memory"
+        f"{config.trainer_gpu} GPUs has; take shorter samples, or a smaller model"
     )
 
 
 def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
     """Whether a trainer of so many GPUs holds a step."""
     return isinstance(_first_fitting(config, gpus, longest, 0), TrainLayout)
+
+
+def ever_fits(config: LoopConfig, longest: int) -> bool:
+    """Whether a trainer of any number of GPUs holds a step."""
+    given = (config.train_tp or 1) * (config.train_pp or 1) * (config.train_ep or 1)
+    return fits(config, MOST_GPUS * given, longest)
 
 
 def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:

@@ -56,15 +56,11 @@ def with_remedy(
         now = gaps if key in gaps else {key: value}
         so_far |= now
         failed = _tried(loop, ready, so_far)
-        for text in _wrong(failed) if isinstance(failed, ValueError) else ():
+        for text in _wrong(failed, whole=not found) if isinstance(failed, ValueError) else ():
             if not any(each.endswith(text) for each in said):
                 said.append(f"then, with {join(_options(now))}, {text}")
     if not found and len(said) == 1:
         return error
-    if not found:
-        said.append(
-            "no other GPUs, TP degree or GPU type that was tried mends all: take shorter samples, or a smaller model"
-        )
     runs = (f"this runs{out}: {join([*given(keys), *_options(keys)])}" for keys, out in found)
     return ConfigError("; ".join([*said, *runs]))
 
@@ -82,7 +78,9 @@ def _changes(
             degrees = memory_profile(replace(cluster, gpu=gpu)).tps
         except ValueError:
             continue
-        others = sorted({*degrees} - {cluster.tp}, key=lambda tp: (tp < cluster.tp, tp))
+        others = sorted(
+            {*degrees} - {cluster.tp}, key=lambda tp: (tp < cluster.tp, abs(tp - cluster.tp))
+        )
         for tp in [cluster.tp, *(() if fixed or "cluster.tp" in swept else others)]:
             of_tp = {} if tp == cluster.tp else {"cluster.tp": tp}
             of_trainer = {} if train == train_gpus else {"loop.train_gpus": None}
@@ -121,10 +119,10 @@ def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | 
         return error
 
 
-def _wrong(error: ValueError) -> list[str]:
-    """What it says of each regime, without a remedy, which comes after a semicolon."""
+def _wrong(error: ValueError, *, whole: bool = False) -> list[str]:
+    """What it says of each regime; if not `whole`, without a remedy, which is after a semicolon."""
     failed = error.failed if isinstance(error, NoRegimeError) else [error]
-    return list(dict.fromkeys(str(each).partition("; ")[0] for each in failed))
+    return list(dict.fromkeys(str(e) if whole else str(e).partition("; ")[0] for e in failed))
 
 
 def _options(keys: Keys) -> list[str]:

@@ -240,7 +240,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--set", "loop.train_gpus=7"), "so 1 are left for engines of TP 2"),
         (
             ("--model", "qwen3-14b", "--set", "loop.train_gpus=2"),
-            r"needs .* GiB.* loop.train_gpus = \d+ would do",
+            r"needs .* GiB.* this runs: heddle loop .* loop.train_gpus=\d+",
         ),
         (("--set", "loop.batches=1"), "loop.batches must be from 2"),
         (
@@ -252,6 +252,7 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--regimes", "rollpacker"), "4 samples of each prompt and 1 beside them"),
         (("--regimes", "tomorrow"), "no regime is named 'tomorrow'; there are sync"),
         (("--regimes", ","), "names no regime"),
+        (("--set", "loop.reward_failure_rate=.2", "--set", "loop.batches=1"), "from 2"),
         (("--regimes", "areal", "--set", "loop.colocated=true"), "leave out loop.colocated"),
         (("--set", "loop.env_failure_rate=1"), "below 1"),
         (("--set", "loop.env_capacity=0"), "loop.env_capacity must be 1 or more"),

@@ -273,7 +273,7 @@ def test_memory_does_not_grow_with_the_steps(trace: str):
 def test_figures_of_a_comparison_fit_together(trace: str):
     result = compare_regimes([config(trace, "sync", "areal", "rollpacker:eta_responses=1.5")])
     sync, areal, packer = result.regimes
-    assert sync.staleness == {0: STEPS * GROUPS * SAMPLES}
+    assert sync.staleness == {0: len(sync.runs[0].step_s) * GROUPS * SAMPLES}
     assert areal.step_s.mean < sync.step_s.mean
     assert sync.length_bias == pytest.approx(1.0)
     assert packer.length_bias < 1.0
@@ -484,11 +484,25 @@ def test_switches_of_gpus_are_counted(trace: str):
         compare_regimes([config(trace, "sync", switch_failure_rate=0.5)])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "pool"),
+    [
+        (ClusterConfig(gpus=24, tp=2), 8),
+        (ClusterConfig(gpus=8, tp=2), 4),
+        (ClusterConfig(gpus=4, tp=2), 2),
+        (ClusterConfig(gpus=2), 1),
+    ],
+)
+def test_a_pool_of_no_given_size_leaves_an_engine(trace: str, cluster: ClusterConfig, pool: int):
+    setup = prepared(trace, "libra", run=replace(config(trace).run, cluster=cluster))
+    assert setup.pool_gpus == pool
+    assert setup.config.run.cluster.gpus == cluster.gpus - pool
+
+
 def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
+    small = replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
     with pytest.raises(CapacityError, match="pool of 8 of the 4 GPUs that do not train"):
-        prepared(
-            trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
-        )
+        prepared(trace, "libra:pool_gpus=8", run=small)
     with pytest.raises(CapacityError, match="no whole engines of 2 GPUs"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
 
