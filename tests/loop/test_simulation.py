@@ -11,7 +11,7 @@ from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
-from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
+from heddle.loops.setup import LoopSetup, loop_core, prepare_loop, regime_of
 from heddle.loops.splits import splits
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
@@ -494,9 +494,11 @@ def test_switches_of_gpus_are_counted(trace: str):
     ],
 )
 def test_a_pool_of_no_given_size_leaves_an_engine(trace: str, cluster: ClusterConfig, pool: int):
-    setup = prepared(trace, "libra", run=replace(config(trace).run, cluster=cluster))
-    assert setup.pool_gpus == pool
-    assert setup.config.run.cluster.gpus == cluster.gpus - pool
+    loop = replace(config(trace), run=replace(config(trace).run, cluster=cluster))
+    for name in ("libra", "libra-release:plan_interval=0"):
+        hybrid = regime_of(loop, name).split.hybrid
+        assert hybrid is not None
+        assert hybrid.own_gpus == pool
 
 
 def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
