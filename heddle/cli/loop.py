@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import rich_click as click
 
 from heddle.cli.compare import one_tp
-from heddle.cli.given_options import given_options, kept_words
+from heddle.cli.given_options import kept_words, words_but
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import looped, take_replayed
 from heddle.cli.sweeps import best_speculation, read_sweeps, sweep_option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping
 
     from heddle.command_config import Config
     from heddle.loops.shared import SharedLoops
@@ -101,16 +101,9 @@ def loop(
     names = regime_names(regimes, config.regimes)
     made = loop_of(config, names, seeds=seeds)
     with progress("reading", "batches") as bar:
-        result = compare_settings(
-            made,
-            swept,
-            speculation,
-            objective=config.plan.objective or "makespan",
-            jobs=jobs,
-            out=out,
-            on_progress=bar.count,
-            given=partial(_given, context, settings),
-        )
+        how = {"jobs": jobs, "out": out, "given": partial(words_but, context, settings)}
+        how |= {"objective": config.plan.objective or "makespan", "on_progress": bar.count}
+        result = compare_settings(made, swept, speculation, **how)
     if figure:
         from heddle.reports.result_figures import draw_regimes
 
@@ -120,13 +113,6 @@ def loop(
         click.echo(json.dumps(result.plain(kept_words(context, settings)), allow_nan=False))
     else:
         show_loop(result, config.plan.framework)
-
-
-def _given(context: click.Context, settings: "Sequence[str]", but: "Collection[str]") -> list[str]:
-    """Words of the command without the options of the keys `but`."""
-    kept = [text for text in settings if text.partition("=")[0].strip() not in but]
-    own = given_options(context, but=["settings", *(key.rpartition(".")[2] for key in but)])
-    return ["heddle", "loop", *own, *(word for text in kept for word in ("--set", text))]
 
 
 def _shared(

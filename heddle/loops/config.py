@@ -59,14 +59,6 @@ class LoopConfig(LoopSettings):
         return replace(self, run=run)
 
 
-def usual_train_gpus(run: RunConfig) -> int:
-    """GPUs of the trainer: as given, else a quarter of all."""
-    if run.loop.train_gpus is not None:
-        return run.loop.train_gpus
-    gpus, beside = run.cluster.gpus, run.loop.train_gpu is not None
-    return max(1, gpus // 3 if beside else (gpus - run.loop.reward_gpus) // 4)
-
-
 def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int | None = 1) -> LoopConfig:
     """Return the loop that a configuration's `[loop]` says, with usual values for what it leaves
     open (`heddle.loops.fit`).
@@ -82,5 +74,9 @@ def loop_of(run: RunConfig, regimes: Sequence[str], *, seeds: int | None = 1) ->
     for name in ("batches", "groups", "samples"):
         if given[name] is None:
             del given[name]
-    given["train_gpus"] = usual_train_gpus(run)
+    if run.loop.train_gpus is None:
+        gpus = run.cluster.gpus
+        beside = run.loop.train_gpu is not None
+        quarter = gpus // 3 if beside else (gpus - run.loop.reward_gpus) // 4
+        given["train_gpus"] = max(1, quarter)
     return LoopConfig(run=run, regimes=tuple(regimes), seeds=seeds, **given)

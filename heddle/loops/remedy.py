@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from heddle.cluster.profiles import memory_profile
 from heddle.config_error import ConfigError
 from heddle.loops.comparison import NoRegimeError
-from heddle.loops.config import LoopConfig, usual_train_gpus
+from heddle.loops.config import LoopConfig, loop_of
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import SplitError
 from heddle.workload import CapacityError
@@ -26,9 +26,7 @@ _OPTIONS: Final = {"cluster.gpu": "--gpu", "cluster.gpus": "--gpus", "cluster.tp
 Keys: TypeAlias = dict[str, Any]
 """Values by key of the configuration, in the order in which errors ask for them."""
 Ready: TypeAlias = Callable[[LoopConfig], Sequence[LoopSetup]]
-"""Sets up the loops of a configuration, or raises what is wrong."""
 Given: TypeAlias = Callable[[Collection[str]], Sequence[str]]
-"""Words of the command without the options of these keys."""
 
 
 def with_remedy(
@@ -37,8 +35,12 @@ def with_remedy(
     """The error of a loop with all that would follow it, and commands that `ready` takes.
 
     First one that keeps all trajectories; where it needs other GPUs, one that leaves long ones out
-    on the given GPUs too. Keys in `swept` stay. The error itself where there is no more to say.
+    on the given GPUs too. Keys in `swept` stay, and so do engines of several types or roles.
+    `given` has the words of the command without the options of some keys. The error itself where
+    there is no more to say.
     """
+    if loop.run.cluster.pool or loop.run.cluster.roles:
+        return error
     gaps = dict(error.rules) if isinstance(error, GapError) else {}
     gpu, dropping = loop.run.cluster.gpu.lower(), {**gaps, "cluster.over_capacity": "drop"}
     ways = [_first(loop, ready, _changes(loop, swept, gaps, _TIMES_GPUS, [gpu]))]
@@ -70,9 +72,8 @@ def _changes(
 ) -> Iterator[Keys]:
     """Other values of what nobody has fixed, with `keys`, the smallest change first."""
     cluster, train_gpus = loop.run.cluster, loop.run.loop.train_gpus
-    fixed = cluster.pool or cluster.roles
-    trainers = [train_gpus] if fixed or "loop.train_gpus" in swept else {train_gpus: 0, None: 0}
-    for gpu, n, train in product(types, times[:1] if fixed else times, trainers):
+    trainers = [train_gpus] if "loop.train_gpus" in swept else dict.fromkeys([train_gpus, None])
+    for gpu, n, train in product(types, times, trainers):
         own = {} if gpu == cluster.gpu.lower() else {"cluster.gpu": gpu}
         try:
             degrees = memory_profile(replace(cluster, gpu=gpu)).tps
@@ -81,7 +82,7 @@ def _changes(
         others = sorted(
             {*degrees} - {cluster.tp}, key=lambda tp: (tp < cluster.tp, abs(tp - cluster.tp))
         )
-        for tp in [cluster.tp, *(() if fixed or "cluster.tp" in swept else others)]:
+        for tp in [cluster.tp, *(() if "cluster.tp" in swept else others)]:
             of_tp = {} if tp == cluster.tp else {"cluster.tp": tp}
             of_trainer = {} if train == train_gpus else {"loop.train_gpus": None}
             of_gpus = {} if n == 1 else {"cluster.gpus": n * cluster.gpus}
@@ -114,7 +115,7 @@ def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | 
         for section in {key.partition(".")[0] for key in keys}:
             own = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{section}.")}
             run = replace(run, **{section: replace(getattr(run, section), **own)})
-        return ready(replace(loop, run=run, train_gpus=usual_train_gpus(run)))
+        return ready(loop_of(run, loop.regimes, seeds=loop.seeds))
     except ValueError as error:
         return error
 

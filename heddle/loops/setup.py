@@ -260,12 +260,9 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
         ),
     )
     pool = regime.split.hybrid
-    if not isinstance(pool, RatioPool) or "pool_gpus=" in name:
-        return regime
-    # The default of Libra's release, or what leaves engines of the rollout's own.
-    each = cluster.engine_gpus
-    sizes = [n for n in (pool.gpus, 4, 2, 1, each) if n % each == 0 and n < cluster.gpus]
-    return replace(regime, split=Split(hybrid=replace(pool, gpus=(sizes or [pool.gpus])[0])))
+    if isinstance(pool, RatioPool) and "pool_gpus=" not in name:
+        regime = replace(regime, split=Split(hybrid=pool.within(cluster.gpus, cluster.engine_gpus)))
+    return regime
 
 
 def _own_gpus(regime: Regime) -> int:
@@ -293,8 +290,7 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     if left < each or left % each:
         raise CapacityError(
             f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
-            f"which leaves {max(left, 0)} for engines of {each} GPUs; take more --gpus, or "
-            "pool_gpus=0, without a pool"
+            f"which leaves {max(left, 0)} for engines of {each}; take more --gpus or pool_gpus=0"
         )
     pool = own or config.train_gpus
     if pool < each or pool % each:

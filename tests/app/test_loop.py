@@ -309,7 +309,10 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--set", "loop.update_method=colocated"), "what loop.colocated does"),
         (("--regimes", "areal"), "take loop.batches = 7 or more"),
         (("--set", "loop.train_tp=3"), "no trainer of TP 3"),
-        (("--set", "loop.train_precision=nvfp4"), "in bf16, fp8; this runs: heddle loop .* --gpu b200"),
+        (
+            ("--set", "loop.train_precision=nvfp4"),
+            "in bf16, fp8; this runs: heddle loop .* --gpu b200",
+        ),
         (("--set", "loop.colocated_speed=1e-9"), "colocated_speed must be from 0.01 to 1"),
         (
             ("--set", "loop.switch_failure_rate=1"),
