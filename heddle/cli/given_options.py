@@ -49,7 +49,7 @@ def words_but(context: click.Context, settings: Sequence[str], keys: Collection[
     """The command line without options of these keys."""
     names = [key.rpartition(".")[2] for key in keys]
     words = given_options(context, but=[*names, "settings"])
-    return [*context.command_path.split(), *words, *_settings_but(settings, keys)]
+    return ["heddle", context.info_name or "", *words, *_settings_but(settings, keys)]
 
 
 def _settings_but(settings: Sequence[str], keys: Collection[str]) -> list[str]:

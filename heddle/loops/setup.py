@@ -348,7 +348,6 @@ def _world(
         training = replace(
             training, colocated_efficiency={config.train_backend: config.colocated_speed}
         )
-
     speculation = cluster.drafts()
     trains_head = speculation is not None and speculation.method == "mtp"
     generates = regime.update.mode != "drain" or regime.staleness.counted_by == "batch"
