@@ -71,6 +71,8 @@ def setting(text: str, option: str = "--set") -> ConfigSource:
         parsed: Any = found["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
+        if re.fullmatch(r"-?\.\d+", parsed):  # No number of TOML, and usual on command lines.
+            parsed = float(parsed)
     except RecursionError:
         raise ConfigError(f"{option} {key.strip()}: its value is nested too deeply") from None
     if _hint(key.strip()) is str and not isinstance(parsed, str):

@@ -94,7 +94,7 @@ def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple
     raise CapacityError(
         f"{len(dropped):,} of {len(scripts):,} trajectories do not fit into the KV cache of an "
         f"engine: {scripts.ids[worst]!r} grows to {largest[worst]:,} tokens, {profile.model} on "
-        f"{profile.gpu} at TP {tp} holds {capacity:,}. Use {', or '.join(remedies)}"
+        f"{profile.gpu} at TP {tp} holds {capacity:,}; use {', or '.join(remedies)}"
     )
 
 

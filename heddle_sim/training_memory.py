@@ -137,7 +137,7 @@ def check_memory(
     remedy = (
         f"{enough[0]} GPUs are the smallest number that works with this layout"
         if enough
-        else "no number of GPUs works with this layout; raise TP, PP or CP, or cut the samples"
+        else "no number of GPUs works with this layout; take a higher TP degree, or shorter samples"
     )
     raise TrainingMemoryError(
         f"training {trained_model(model).name} on {gpus} {gpu} GPUs needs "

@@ -12,7 +12,7 @@ from zlib import crc32
 import numpy as np
 
 from heddle_trace.columns import NONE, Bools, Floats, Ints, TraceColumn, Words, carried
-from heddle_trace.errors import TraceError
+from heddle_trace.errors import GapError, TraceError
 from heddle_trace.filling import FieldFill, Gap, MissingRule, Pool
 from heddle_trace.schema import Trace, TrajectoryScript
 from heddle_trace.step_table import StepTable
@@ -81,9 +81,7 @@ def complete(trace: Trace, *, rules: MissingRules, seed: int) -> tuple[Scripts, 
     """
     filler = _Filler(trace, rules, seed)
     scripts = filler.scripts()
-    refusal = filler.refusal()
-    if refusal is not None:
-        raise TraceError(refusal)
+    filler.check_gaps()
     return scripts, filler.report(seed)
 
 
@@ -323,18 +321,19 @@ class _Filler:
         trajectory = int(np.searchsorted(self.stop, step, side="right"))
         return f"{self.records.ids[trajectory]!r}, step {step - self.start[trajectory]}"
 
-    def refusal(self) -> str | None:
-        """A message about gaps whose rule is "error"; None without any."""
+    def check_gaps(self) -> None:
+        """Raise GapError where a value lacks and its rule is "error"."""
         refused = [gap for gap in self.gaps if gap.rule == "error" and gap.open]
         if not refused:
-            return None
+            return
         parts = [
             f"{gap.name} in {gap.open:,} places (first: {self._at(gap.first)})" for gap in refused
         ]
-        rules = " ".join(f"--set missing.{gap.name}={self._advice(gap)}" for gap in refused)
-        return (
-            f"{self.name}: the trace lacks {'; '.join(parts)}. A gap is never taken as 0 "
-            f"unasked: choose what to do, such as {rules}"
+        rules = {f"missing.{gap.name}": self._advice(gap) for gap in refused}
+        raise GapError(
+            f"{self.name}: the trace lacks {', '.join(parts)}; a gap is never taken as 0 unasked: "
+            f"choose what to do, such as {' '.join(f'--set {k}={v}' for k, v in rules.items())}",
+            rules,
         )
 
     def _advice(self, gap: Gap) -> str:

@@ -32,7 +32,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     for name in config["setups"].split():
         source = read_toml(SETUPS / f"{name}.toml")
         values = source.values if size.full else _halved(source.values)
-        question = {"rollart_setups": 1, **config, "values": values}
+        question = {"rollart_setups": 2, **config, "values": values}
         found[name] = Computation(question=question, make=partial(_simulated, values, config))
     return found
 
@@ -61,6 +61,7 @@ def _simulated(values: Mapping[str, Any], config: Mapping[str, Any]) -> Mapping[
         found = compare_regimes(splits(made, [made.train_gpus], [taken.cluster.tp]))
         (row,) = found.plain()["regimes"]
         kept = ("gpu_hours_per_1k_samples", "dollars_per_1k_samples", "wasted_share", "split_s")
+        kept += ("samples_per_s", "equal_samples_per_s", "tokens_per_s", "length_bias")
         return {"step_s": row["step_s"]["mean"], **{key: row[key] for key in kept}}
 
 
@@ -74,24 +75,33 @@ def _mix(config: Mapping[str, Any], prompts: int) -> Iterator[TrajectoryRecord]:
 
 
 def measure(context: Context) -> Measured:
-    """Steps of other set-ups over those of RollArt's."""
+    """Time for equal data of other set-ups over that of RollArt's; the data has steps too.
+
+    A step of RollArt's trains shorter samples, which are less work and less data.
+    """
     made = computations(context.size, context.config)
     rows = {name: context.store.get(each.key) for name, each in made.items()}
-    steps = {name: row["step_s"] for name, row in rows.items()}
-    values = {f"over_{name}": steps[name] / steps[OURS] for name in BASELINES}
-    values |= {
-        f"mixed_over_{gpu}": steps[f"only_{gpu}"] / steps["mixed"] for gpu in ("h800", "h20")
+    pairs = [(f"over_{name}", name, OURS) for name in BASELINES]
+    pairs += [(f"mixed_over_{gpu}", f"only_{gpu}", "mixed") for gpu in ("h800", "h20")]
+    values = {
+        claim: rows[ours]["equal_samples_per_s"] / rows[other]["equal_samples_per_s"]
+        for claim, other, ours in pairs
     }
-    return Measured(values={name: exactly(value) for name, value in values.items()}, data=rows)
+    steps = {claim: rows[other]["step_s"] / rows[ours]["step_s"] for claim, other, ours in pairs}
+    return Measured(
+        values={name: exactly(value) for name, value in values.items()},
+        data={"setups": rows, "by_step": steps},
+    )
 
 
 def draw(data: Any, path: Path) -> None:
     """The parts of a step, by set-up."""
     figure, ax = page(1, width=7.0)
-    left = [0.0] * len(data)
+    setups = data["setups"]
+    left = [0.0] * len(setups)
     for part in ("rollout", "reward", "training", "update"):
-        seconds = [row["split_s"][part] for row in data.values()]
-        ax.barh(list(data), seconds, left=left, label=part)
+        seconds = [row["split_s"][part] for row in setups.values()]
+        ax.barh(list(setups), seconds, left=left, label=part)
         left = [a + b for a, b in zip(left, seconds, strict=True)]
     ax.invert_yaxis()
     ax.set(xlabel="seconds of a step")

@@ -42,8 +42,16 @@ def given_options(context: click.Context, *, but: Collection[str]) -> list[str]:
 
 def kept_words(context: click.Context, settings: Sequence[str]) -> list[str]:
     """Trace and options of the command line that do not change what was found."""
-    kept = [text for text in settings if text.partition("=")[0].strip() not in FOUND]
-    return [
-        *given_options(context, but=SEARCHED),
-        *(word for text in kept for word in ("--set", text)),
-    ]
+    return [*given_options(context, but=SEARCHED), *_settings_but(settings, FOUND)]
+
+
+def words_but(context: click.Context, settings: Sequence[str], keys: Collection[str]) -> list[str]:
+    """The command line without options of these keys."""
+    names = [key.rpartition(".")[2] for key in keys]
+    words = given_options(context, but=[*names, "settings"])
+    return ["heddle", context.info_name or "", *words, *_settings_but(settings, keys)]
+
+
+def _settings_but(settings: Sequence[str], keys: Collection[str]) -> list[str]:
+    kept = [text for text in settings if text.partition("=")[0].strip() not in keys]
+    return [word for text in kept for word in ("--set", text)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import rich_click as click
 
 from heddle.cli.compare import one_tp
-from heddle.cli.given_options import kept_words
+from heddle.cli.given_options import kept_words, words_but
 from heddle.cli.logs import with_rollout
 from heddle.cli.options import looped, take_replayed
 from heddle.cli.sweeps import best_speculation, read_sweeps, sweep_option
@@ -101,10 +101,9 @@ def loop(
     names = regime_names(regimes, config.regimes)
     made = loop_of(config, names, seeds=seeds)
     with progress("reading", "batches") as bar:
-        objective = config.plan.objective or "makespan"
-        result = compare_settings(
-            made, swept, speculation, objective=objective, jobs=jobs, out=out, on_progress=bar.count
-        )
+        how = {"jobs": jobs, "out": out, "given": partial(words_but, context, settings)}
+        how |= {"objective": config.plan.objective or "makespan", "on_progress": bar.count}
+        result = compare_settings(made, swept, speculation, **how)
     if figure:
         from heddle.reports.result_figures import draw_regimes
 

@@ -220,7 +220,6 @@ def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str,
     named = [name for name, made in presets.items() if made.can_share_gpus or not shared]
     given = config.loop.train_gpus
     given_names = named if regimes == BEST else regime_names(regimes, config.regimes)
-    require(bool(given_names), "--regimes names no regime; `heddle regimes list` has all")
     return {
         "regimes": given_names,
         "splits": {

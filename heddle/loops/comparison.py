@@ -36,6 +36,15 @@ from heddle_rollout.core import RecordedCore
 from heddle_sim.loop import LoopSimulation
 from heddle_sim.training import TrainingError
 
+
+class NoRegimeError(ConfigError):
+    """No regime can take part, each for its reason."""
+
+    def __init__(self, failed: Iterable[ValueError]) -> None:
+        self.failed = list(failed)
+        super().__init__("; ".join(dict.fromkeys(map(str, self.failed))))
+
+
 RunResult: TypeAlias = tuple[LoopFigures, float, float, float]
 """Of one run: figures, busy share of its engines, bound, and seconds of its simulation."""
 
@@ -71,7 +80,7 @@ def compare_regimes(
         KeyboardInterrupt: a signal ended the comparison.
     """
     shared = Workspace() if workspace is None else workspace
-    setups, left_out = _prepared(configs, shared, fitting_only)
+    setups, left_out = prepare_regimes(configs, shared, fitting_only)
     for setup in setups:
         check_objective(objective, setup.prices, setup.gpus_by_class)
     run = partial(
@@ -138,7 +147,7 @@ def _steps(setups: Sequence[LoopSetup], batches: int) -> int:
     return int(each * batches * setups[0].regime.groups * setups[0].regime.samples)
 
 
-def _prepared(
+def prepare_regimes(
     configs: Sequence[LoopConfig], workspace: Workspace, fitting_only: bool
 ) -> tuple[list[LoopSetup], dict[str, str]]:
     """The loops to run, with the first seed, and why other regimes are left out."""
@@ -159,8 +168,7 @@ def _prepared(
         )
     names = {setup.name for setup in setups}
     if not names and len(failed) > 1:
-        each = dict.fromkeys(str(failure) for failure in failed.values())
-        raise ConfigError("; ".join(each))
+        raise NoRegimeError(failed.values())
     for name, failure in failed.items():
         if not names or (name in names and not fitting_only):
             raise failure

@@ -118,11 +118,13 @@ def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> 
     if small:
         extra = regime.sampling.extra_samples
         beside = f" and {extra} beside them" if extra else ""
+        most = min(map(len, data.groups.values())) - extra
+        fewer = f"take loop.samples = {most}, or " if most > 0 else ""
         raise UnfitError(
             f"regime {name} starts {regime.samples} samples of each prompt{beside}, but "
             f"{len(small):,} of {len(data.groups):,} prompts of the trace have fewer, such as "
-            f"{small[0]!r} with {len(data.groups[small[0]])}: take fewer loop.samples, or make a "
-            "trace with `heddle trace resample`"
+            f"{small[0]!r} with {len(data.groups[small[0]])}: {fewer}make a trace "
+            f"with `heddle trace resample TRACE {regime.groups} {samples} -o OUT`"
         )
     if regime.batching.equal_rewards == "drop" and all(
         len({script.reward for script in scripts}) == 1 for scripts in data.groups.values()

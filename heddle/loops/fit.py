@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, least_batches, whole_epochs
-from heddle.loops.layout import fits
+from heddle.loops.layout import ever_fits, fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
+from heddle.workload import CapacityError
 from heddle_core.loop.regime import Regime, RegimeError, SharedGpusError
+from heddle_sim.profile_parts import ProfileError
+from heddle_trace.table import Scripts
 
 
 def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, tuple[str, ...]]:
@@ -25,8 +28,10 @@ def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, 
     cluster = config.run.cluster
     if config.run.loop.train_gpus is not None or config.colocated or cluster.roles:
         return config, ()
-    scripts, _ = workspace.completed(config.run)
-    longest, each = int(scripts.largest_context().max()), cluster.tp * cluster.attention_dp
+    longest = int(_held(config, workspace).largest_context().max())
+    if not ever_fits(config, longest):
+        return config, ()
+    each = cluster.tp * cluster.attention_dp
     gpus = cluster.gpus - config.reward_gpus
     if config.train_gpu:
         whole = list(range(config.train_gpus, 8 * gpus))
@@ -52,7 +57,7 @@ def fitted(
     """
     first = configs[0]
     given = first.run.loop
-    scripts, _ = workspace.completed(first.run)
+    scripts = _held(first, workspace)
     sizes = [len(samples) for samples in DataSet.of(scripts).groups.values()]
 
     def rules(groups: int, samples: int) -> Iterator[Regime]:
@@ -88,6 +93,14 @@ def fitted(
         for each in configs
     ]
     return made, tuple(notes)
+
+
+def _held(config: LoopConfig, workspace: Workspace) -> Scripts:
+    """The trajectories, without those that engines cannot hold where these are dropped."""
+    if config.run.cluster.over_capacity == "drop":
+        with suppress(CapacityError, ProfileError):
+            return workspace.workload(config.run).scripts
+    return workspace.completed(config.run)[0]
 
 
 def _samples(

@@ -10,6 +10,9 @@ from heddle_sim.training_memory import TrainingMemoryError, check_memory
 NODE_EXPERTS = 8
 """Expert parallelism within a node of 8 GPUs, as most published layouts have it."""
 
+MOST_GPUS = 1 << 14
+"""Of a trainer, times the degrees that are given; all that are tried divide them."""
+
 
 def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> TrainLayout:
     """The layout that is given, else the one of least TP and PP that fits into memory.
@@ -17,7 +20,7 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
     It divides `gpus`, and those with `joined` more.
 
     Raises:
-        TrainingMemoryError: none fits; the message has a number of GPUs that do.
+        TrainingMemoryError: none fits; the message says whether more GPUs do.
         TrainingError: the given degrees do not divide the GPUs.
     """
     found = _first_fitting(config, gpus, longest, joined)
@@ -36,27 +39,24 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
             f"{config.train_ep or 'any'} divides {gpus} GPUs: take another loop.train_tp, "
             "loop.train_pp, loop.train_ep or loop.train_gpus"
         )
-    for more in (2**k for k in range(gpus.bit_length(), gpus.bit_length() + 7)):
-        if isinstance(_first_fitting(config, more, longest, joined), TrainLayout):
-            needed = str(found).partition(";")[0]
-            raise TrainingMemoryError(f"{needed}; {_remedy(config, gpus, more)} would do")
-    raise found
-
-
-def _remedy(config: LoopConfig, gpus: int, more: int) -> str:
-    """What gives a trainer of `gpus` so many `more`."""
-    every = config.run.cluster.gpus + gpus
-    if config.colocated:
-        return f"--gpus = {more}"
-    if more < every or config.train_gpu:
-        return f"loop.train_gpus = {more}"
-    shared = ", or loop.colocated = true," if more == every else ""
-    return f"--gpus = {2 * more}{shared}"
+    if ever_fits(config, longest):
+        needed = str(found).partition("; ")[0]
+        raise TrainingMemoryError(f"{needed}; more GPUs for the trainer would do")
+    raise TrainingMemoryError(
+        f"a sample of {longest:,} tokens needs more memory in training than any number of "
+        f"{config.trainer_gpu} GPUs has; take shorter samples, or a smaller model"
+    )
 
 
 def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
     """Whether a trainer of so many GPUs holds a step."""
     return isinstance(_first_fitting(config, gpus, longest, 0), TrainLayout)
+
+
+def ever_fits(config: LoopConfig, longest: int) -> bool:
+    """Whether a trainer of any number of GPUs holds a step."""
+    given = (config.train_tp or 1) * (config.train_pp or 1) * (config.train_ep or 1)
+    return fits(config, MOST_GPUS * given, longest)
 
 
 def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:

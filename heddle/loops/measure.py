@@ -55,7 +55,7 @@ class LoopFigures:
     training_s: float
     """In training, over the whole loop."""
     staleness: tuple[tuple[int, int], ...]
-    """Staleness and number of trained trajectories, over the whole loop."""
+    """Staleness and number of trained trajectories, of the steps in `step_s`."""
     wasted_tokens: int
     """Output tokens of trajectories that were discarded before the last batch was trained."""
     mean_trained_tokens: float
@@ -99,7 +99,7 @@ class LoopFigures:
 
     @property
     def mean_staleness(self) -> float:
-        """Of a trained trajectory."""
+        """Of a trained trajectory, of the steps in `step_s`."""
         return sum(s * n for s, n in self.staleness) / sum(n for _, n in self.staleness)
 
     @property
@@ -174,7 +174,8 @@ def loop_figures(
     before, ended_by = wasted + np.array([len(members) - len(measured), len(members)])
     # Output tokens in order of the starts, of as many as have ended.
     ended = [data.output_tokens(*sample) for sample in samples[:ended_by]]
-    versions, numbers = np.unique(np.concatenate(parts["staleness"]), return_counts=True)
+    stale = np.concatenate([parts["staleness"][part] for part in later_parts])
+    versions, numbers = np.unique(stale, return_counts=True)
     figures = LoopFigures(
         steps=len(batches),
         duration_s=batches[-1].end_s,

@@ -51,12 +51,15 @@ def regime_names(given: str | Sequence[str], own: Mapping[str, Mapping[str, Any]
     REGIME:PARAMETER=VALUE, patterns all they match.
 
     Raises:
-        ConfigError: a pattern matches none.
+        ConfigError: no name, a pattern that matches none, or two names of one regime.
     """
     if isinstance(given, str):
         given = [name for name in (name.strip() for name in given.split(",")) if name]
-    found = []
+        require(bool(given), "--regimes names no regime; `heddle regimes list` has all")
+    found: dict[str, str] = {}
     for name in expanded(given, [*REGIMES, *own], "regimes"):
         first, colon, rest = name.partition(":")
-        found.append(regime_text(own[first]) + colon + rest if first in own else name)
-    return found
+        text = regime_text(own[first]) + colon + rest if first in own else name
+        same = found.setdefault(text, name)
+        require(same == name, f"regimes {same} and {name} are the same, {text}: leave one out")
+    return list(found)

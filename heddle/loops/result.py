@@ -134,7 +134,7 @@ class RegimeResult:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """Trained trajectories by staleness, over all runs."""
+        """Trained trajectories of measured batches by staleness, over all runs."""
         found: Counter[int] = Counter()
         for run in self.runs:
             found.update(dict(run.staleness))

@@ -20,8 +20,8 @@ from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
 from heddle_core.loop.epoch import EpochOrder, Totals, lengths_by_age
 from heddle_core.loop.groups import Prompt
-from heddle_core.loop.hybrid import HYBRID, HybridPool
-from heddle_core.loop.regime import BatchShape, Regime
+from heddle_core.loop.hybrid import HYBRID, HybridPool, RatioPool
+from heddle_core.loop.regime import BatchShape, Regime, Split
 from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
@@ -249,7 +249,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
         RegimeError: an unknown regime, or parameters that cannot be.
     """
     cluster = config.run.cluster
-    return regime_named(
+    regime = regime_named(
         name,
         BatchShape(
             groups=config.groups,
@@ -259,6 +259,10 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
             train_gpus=config.trainer_gpus,
         ),
     )
+    pool = regime.split.hybrid
+    if isinstance(pool, RatioPool) and "pool_gpus=" not in name:
+        regime = replace(regime, split=Split(hybrid=pool.within(cluster.gpus, cluster.engine_gpus)))
+    return regime
 
 
 def _own_gpus(regime: Regime) -> int:
@@ -286,14 +290,13 @@ def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
     if left < each or left % each:
         raise CapacityError(
             f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
-            f"which leaves {max(left, 0)} for engines of {each} GPUs: take more --gpus, or fewer "
-            "pool_gpus"
+            f"which leaves {max(left, 0)} for engines of {each}; take more --gpus or pool_gpus=0"
         )
     pool = own or config.train_gpus
     if pool < each or pool % each:
         raise CapacityError(
             f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
-            f"of {each} GPUs: take other {'pool_gpus' if own else 'loop.train_gpus'}, or another "
+            f"of {each} GPUs; take other {'pool_gpus' if own else 'loop.train_gpus'}, or another "
             "--tp"
         )
     return config.on(gpus=left)
@@ -345,7 +348,6 @@ def _world(
         training = replace(
             training, colocated_efficiency={config.train_backend: config.colocated_speed}
         )
-
     speculation = cluster.drafts()
     trains_head = speculation is not None and speculation.method == "mtp"
     generates = regime.update.mode != "drain" or regime.staleness.counted_by == "batch"

@@ -152,8 +152,8 @@ def share_gpus(loops: Mapping[str, LoopConfig], *, jobs: int | None = 1) -> Shar
     """
     require(
         len(loops) > 1,
-        "loop.shared_gpus: give a TOML file for each of two loops or more, such as -c a.toml -c "
-        "b.toml",
+        "loop.shared_gpus: give a TOML file for each of two loops or more, none twice, such as "
+        "-c a.toml -c b.toml",
     )
     shared = Workspace()
     alone = {name: _alone(name, config, jobs, shared) for name, config in loops.items()}

@@ -21,6 +21,10 @@ SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""
 
 
+class SplitError(ConfigError):
+    """GPUs that cannot be divided between trainer and engines."""
+
+
 RANDOM: Final = "random"
 """`loop.epoch_plan` that packs nothing."""
 
@@ -116,13 +120,13 @@ def _divided(
             elif tps is not None and train_gpus is not None:
                 left = "all are shared" if config.colocated else f"{number} train"
                 left += for_rewards
-                raise ConfigError(
+                raise SplitError(
                     f"--gpus {cluster.gpus}: {left}, so {max(rollout, 0)} are left for engines of "
                     f"TP {tp}; take other loop.train_gpus, that leave a multiple of {each} and not "
                     "0, or another --tp"
                 )
     if not found:
-        raise ConfigError(
+        raise SplitError(
             f"--gpus {cluster.gpus} cannot be split into a trainer and engines of TP "
             f"{' or '.join(map(str, degrees))}{for_rewards}"
         )

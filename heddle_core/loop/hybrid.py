@@ -6,7 +6,7 @@ pool follows the ratio of training to rollout time. `HybridPool` is where the GP
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final, Literal, Protocol, TypeAlias
 
@@ -170,6 +170,11 @@ class RatioPool:
     def own_gpus(self) -> int:
         """GPUs that belong to neither side."""
         return self.gpus
+
+    def within(self, gpus: int, each: int) -> "RatioPool":
+        """As many GPUs, or fewer, as leave an engine of `each` to the rollout's `gpus`."""
+        sizes = [n for n in (self.gpus, 4, 2, 1, each) if n % each == 0 and n < gpus]
+        return replace(self, gpus=[*sizes, self.gpus][0])
 
     def rule(self, *, groups: int, every: int, gpus: GpuCounts) -> "RatioRule":
         """The rule; batches do not matter to it."""

@@ -239,11 +239,11 @@ def libra(
     """Libra: bounded staleness, and a pool of GPUs that join training or the rollout.
 
     `max_head_offpolicyness` bounds the versions between the start of a trajectory and its training;
-    older groups are dropped. The elastic pool has `pool_gpus` of the rollout's; 0: there is none.
-    It trains from the ratio `borrow` of training over rollout time on, down to `release`, and
-    generates from `max_pressure` trajectories in flight over engines' slots on. Every
-    `plan_interval` steps its side is planned anew, where that saves the share `min_gain` of a step;
-    0: never.
+    older groups are dropped. The elastic pool has `pool_gpus` of the rollout's, by default fewer
+    where 8 leave it no engine; 0: there is none. It trains from the ratio `borrow` of training over
+    rollout time on, down to `release`, and generates from `max_pressure` trajectories in flight
+    over engines' slots on. Every `plan_interval` steps its side is planned anew, where that saves
+    the share `min_gain` of a step; 0: never.
     """
     plan = SplitPlan(interval=plan_interval, least_gain=min_gain) if plan_interval else None
     pool = RatioPool(

@@ -81,6 +81,14 @@ def test_a_wrong_setting_is_named(text: str, said: str):
     assert text in str(error.value)
 
 
+def test_a_number_may_begin_with_its_point():
+    found = resolve([setting("trace=t"), setting("loop.reward_failure_rate=.2")])
+    assert found.loop.reward_failure_rate == 0.2
+    assert resolve([setting("trace=t"), setting("loop.reward_s=.5")]).loop.reward_s == 0.5
+    with pytest.raises(ConfigError, match=r"gpus=.2: expected `int`, got `float`"):
+        resolve([setting("trace=t"), setting("cluster.gpus=.2")])
+
+
 def test_a_wrong_key_in_a_file_names_the_file_and_the_key(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text('trace = "t"\n[cluster]\ngpus = "8"\n')

@@ -134,6 +134,15 @@ def test_a_regime_of_ones_own_is_checked_and_run(
     assert "no regime is named 'tiht'" in refused("regimes", "check", "tiht")
 
 
+def test_two_names_of_one_regime_are_refused(refused: Callable[..., str], heddle: Heddle):
+    text = 'regime = "areal"\nmax_head_offpolicyness = 2\n'
+    Path("heddle.toml").write_text(f"[regimes.one]\n{text}[regimes.two]\n{text}")
+    said = refused("regimes", "check", "one,two")
+    assert "regimes one and two are the same, areal:max_head_offpolicyness=2: leave one" in said
+    assert "names no regime" in refused("regimes", "check", "")
+    assert heddle("regimes", "check", "two,two").exit_code == 0
+
+
 def test_a_regime_of_ones_own_has_parts(heddle: Heddle):
     Path("heddle.toml").write_text(
         '[regimes.mine]\nregime = "areal"\nmax_head_offpolicyness = 2\n'

@@ -1,6 +1,8 @@
 """What `heddle loop` chooses where `[loop]` leaves it open, and which regimes it leaves out."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -113,7 +115,12 @@ def test_groups_are_those_that_every_prompt_once_allows(heddle: Heddle, prompts:
         ("loop.batches=3", "sync,areal", "areal", "take loop.batches = 7 or more"),
         ("loop.samples=4", "sync,rollpacker", "rollpacker", "4 samples of each prompt and 1"),
         ("loop.optimizer_steps=2", "sync,heddle-loop", "heddle-loop", "accumulate_from=0"),
-        ("loop.batches=7", "libra,sync", "libra", "pool of 8 of the 4 GPUs"),
+        (
+            "loop.batches=7",
+            "libra:pool_gpus=8,sync",
+            "libra:pool_gpus=8",
+            "pool of 8 of the 4 GPUs",
+        ),
     ],
 )
 def test_a_regime_that_cannot_take_part_is_left_out_where_others_can(
@@ -146,6 +153,92 @@ def test_a_trainer_has_the_fewest_gpus_that_hold_a_step(heddle: Heddle, prompts:
         "loop", prompts, "--seeds", "1", "--model", "qwen3-14b", "--gpus", "4", "--regimes", "sync"
     )
     assert few.exit_code == 2
-    assert "--gpus = 8, or loop.colocated = true, would do" in " ".join(
-        few.output.replace("│", " ").split()
+    assert "this runs: heddle loop" in few.output
+
+
+LACKING = ("--regimes", "sync", "--seeds", "1", "--set", "loop.batches=3")
+
+
+def taken_as_it_stands(heddle: Heddle, *words: str, ways: int = 1) -> str:
+    """The message of a command that fails, whose own commands run."""
+    failed = heddle(*words)
+    assert failed.exit_code == 2, failed.output
+    commands = re.findall(r"this runs[^:;]*: (heddle .*?)(?=; this runs|\n|$)", failed.output)
+    assert len(commands) == ways, failed.output
+    for command in commands:
+        done = heddle(*shlex.split(command)[1:])
+        assert done.exit_code == 0, (command, done.output)
+    return failed.output
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong", "keys"),
+    [
+        (("--gpus", "4"), ["needs"], ["--gpus 8"]),
+        (("--gpus", "8", "--set", "loop.train_gpus=2"), ["needs"], ["loop.train_gpus=4"]),
+        (("--gpus", "8", "--set", "cluster.tp=8"), ["are left for engines of TP 8"], ["--tp 4"]),
+        (
+            ("--model", "llama-3.1-70b", "--gpus", "8"),
+            ["at TP 1", "are left"],
+            ["--tp 4", "--gpus"],
+        ),
+        (("--gpus", "8", "--sweep", "loop.train_gpus=2"), ["needs"], ["--gpus"]),
+        (
+            ("--set", "loop.train_tp=3", "--set", "loop.train_gpus=4"),
+            ["no trainer of TP 3"],
+            ["loop.train_gpus=6"],
+        ),
+    ],
+)
+def test_one_message_has_all_that_is_wrong_and_a_command_that_runs(
+    heddle: Heddle, prompts: str, given: tuple[str, ...], wrong: list[str], keys: list[str]
+):
+    said = taken_as_it_stands(heddle, "loop", prompts, "--model", "qwen3-14b", *LACKING, *given)
+    command = said[said.index("this runs") :]
+    assert [text for text in wrong if text not in said] == [], said
+    assert [text for text in keys if text not in command] == [], said
+
+
+def test_gaps_contexts_and_trainer_are_said_at_once(heddle: Heddle, tmp_path: Path):
+    path = tmp_path / "long.jsonl.gz"
+    whole = synth("search", trajectories=12, samples_per_group=1, seed=1)
+    first, *others = whole
+    steps = (
+        msgspec.structs.replace(step, tool="web_search", tool_s=None, tool_tokens=150_000)
+        for step in first.steps[:2]
     )
+    write_trace(path, [msgspec.structs.replace(first, steps=(*steps, first.steps[-1])), *others])
+    cluster = ("--model", "qwen3-14b", "--gpus", "8")
+    said = taken_as_it_stands(heddle, "loop", str(path), *LACKING, *cluster, ways=2)
+    assert "the trace lacks tool_s in 2 places" in said
+    assert "1 of 12 trajectories do not fit into the KV cache" in said
+    assert "this runs and leaves out 1 of 12 trajectories" in said
+    assert re.search(r"then, with --tp \d, .*(needs|are left)", said)
+
+
+def test_a_sample_that_no_gpus_can_train_is_said(heddle: Heddle, tmp_path: Path):
+    path = tmp_path / "long.jsonl.gz"
+    (first, *_) = synth("search", trajectories=4, samples_per_group=1, seed=1)
+    grown = msgspec.structs.replace(first.steps[0], tool_s=1.0, tool_tokens=900_000)
+    write_trace(path, [msgspec.structs.replace(first, steps=(grown, first.steps[-1]))])
+    found = heddle("loop", str(path), *LACKING, "--model", "llama-3.1-70b")
+    assert found.exit_code == 2
+    assert "needs more memory in training than any number of h100 GPUs has" in found.output
+    assert "take shorter samples, or a smaller model" in found.output
+    assert "this runs" not in found.output
+
+
+def test_one_sample_of_a_prompt_cannot_be_fewer(heddle: Heddle, tmp_path: Path):
+    path = str(tmp_path / "single.jsonl.gz")
+    write_trace(path, synth("search", trajectories=48, samples_per_group=1, seed=1))
+    options = ("--seeds", "1", *CLUSTER, "--regimes", "rollpacker")
+    failed = heddle("loop", path, *options)
+    assert failed.exit_code == 2
+    assert "loop.samples" not in failed.output
+    made = re.search(r"`heddle (trace resample) TRACE (\d+) (\d+) -o OUT`", failed.output)
+    assert made is not None, failed.output
+    more = str(tmp_path / "more.jsonl.gz")
+    drawn = heddle(*made[1].split(), path, made[2], made[3], "-o", more)
+    assert drawn.exit_code == 0, drawn.output
+    done = heddle("loop", more, *options)
+    assert done.exit_code == 0, done.output

@@ -123,6 +123,7 @@ def test_what_two_loops_save(files: Path):
     ("words", "names", "said"),
     [
         ((), ("a",), "give a TOML file for each of two loops or more"),
+        ((), ("a", "a"), "two loops or more, none twice"),
         (("--regimes", "areal"), ("a", "b"), "a.toml: areal: rollout and training overlap"),
         (("--set", "loop.colocated=true"), ("a", "b"), "loop.colocated already has rollout and"),
         (("--sweep", "loop.train_gpus=best"), ("a", "b"), "leave --sweep, --out and report.figure"),

@@ -11,7 +11,7 @@ from heddle.config import PolicyConfig, RunConfig
 from heddle.config_files import ConfigError
 from heddle.loops.comparison import compare_regimes, run_loop
 from heddle.loops.config import LoopConfig
-from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
+from heddle.loops.setup import LoopSetup, loop_core, prepare_loop, regime_of
 from heddle.loops.splits import splits
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
@@ -273,7 +273,7 @@ def test_memory_does_not_grow_with_the_steps(trace: str):
 def test_figures_of_a_comparison_fit_together(trace: str):
     result = compare_regimes([config(trace, "sync", "areal", "rollpacker:eta_responses=1.5")])
     sync, areal, packer = result.regimes
-    assert sync.staleness == {0: STEPS * GROUPS * SAMPLES}
+    assert sync.staleness == {0: len(sync.runs[0].step_s) * GROUPS * SAMPLES}
     assert areal.step_s.mean < sync.step_s.mean
     assert sync.length_bias == pytest.approx(1.0)
     assert packer.length_bias < 1.0
@@ -484,11 +484,27 @@ def test_switches_of_gpus_are_counted(trace: str):
         compare_regimes([config(trace, "sync", switch_failure_rate=0.5)])
 
 
+@pytest.mark.parametrize(
+    ("cluster", "pool"),
+    [
+        (ClusterConfig(gpus=24, tp=2), 8),
+        (ClusterConfig(gpus=8, tp=2), 4),
+        (ClusterConfig(gpus=4, tp=2), 2),
+        (ClusterConfig(gpus=2), 1),
+    ],
+)
+def test_a_pool_of_no_given_size_leaves_an_engine(trace: str, cluster: ClusterConfig, pool: int):
+    loop = replace(config(trace), run=replace(config(trace).run, cluster=cluster))
+    for name in ("libra", "libra-release:plan_interval=0"):
+        hybrid = regime_of(loop, name).split.hybrid
+        assert hybrid is not None
+        assert hybrid.own_gpus == pool
+
+
 def test_a_pool_that_leaves_no_engine_is_refused(trace: str):
+    small = replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
     with pytest.raises(CapacityError, match="pool of 8 of the 4 GPUs that do not train"):
-        prepared(
-            trace, "libra", run=replace(config(trace).run, cluster=ClusterConfig(gpus=4, tp=2))
-        )
+        prepared(trace, "libra:pool_gpus=8", run=small)
     with pytest.raises(CapacityError, match="no whole engines of 2 GPUs"):
         prepared(trace, SMALL["verl-separate-async"], train_gpus=1)
 

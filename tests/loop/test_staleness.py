@@ -64,6 +64,7 @@ def test_it_is_near_a_simulated_loop_up_to_starts_that_come_with_updates(
     trained = sum(batch.trajectories for batch in measured)
     mean = sum(batch.mean_staleness * batch.trajectories for batch in measured) / trained
     assert own.mean == pytest.approx(mean)
+    assert row.mean_staleness == pytest.approx(mean)
     assert min(own.generating, own.queued) >= 0.0
     closed = closed_form(regime, run.ages).mean
     assert abs(closed - own.mean) <= most
