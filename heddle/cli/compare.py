@@ -107,8 +107,7 @@ def compare(
         result = _compared(config, names, out=folder, words=words, **how)
     _warn(result)
     figure = config.report.figure if parts else None
-    framework = config.plan.framework
-    _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)
+    _show(result, logs, figure, words, as_json=as_json, wide=wide)
     _finish(folder, config.report.page, as_json=as_json)
 
 
@@ -137,6 +136,7 @@ def _compared(
             policies,
             out=out,
             objective=config.plan.objective or "makespan",
+            framework=config.plan.framework,
             executor=config.runtime.executor,
             on_progress=on_progress,
             on_round=on_round,
@@ -255,7 +255,6 @@ def _show(
     *,
     as_json: bool,
     wide: bool,
-    framework: str | None,
 ) -> None:
     """Print a comparison, or a waterfall where there is a `figure`; empty: it is not drawn."""
     from heddle.cli.show import comparison, show_waterfall
@@ -278,7 +277,7 @@ def _show(
         if figure:
             click.echo(figure)
     else:
-        comparison(result, words, wide=wide, framework=framework)
+        comparison(result, words, wide=wide)
 
 
 def one_tp(tp: str | None) -> str | None:

@@ -12,6 +12,7 @@ from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.loops.config import loop_of
+from heddle.planning.blocks import block
 from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
 from heddle.search.answered import Answered
@@ -130,6 +131,7 @@ def search_clusters(
     on_round: OnCluster | None = None,
     regimes: Sequence[str] = (),
     splits: Mapping[str, Choice] | None = None,
+    framework: str | None = None,
     **given: Any,
 ) -> SearchedClusters:
     """Search every number of `gpus` of every class, as `heddle.search.result.search` does; with
@@ -140,7 +142,8 @@ def search_clusters(
     the search is divided evenly. A signal ends it with the clusters that it has.
 
     Raises:
-        ConfigError: no cluster keeps the limits, or a price is missing that they need.
+        ConfigError: no cluster keeps the limits, a price is missing that they need, or a named
+            framework cannot have what is recommended.
         CapacityError: no cluster serves the trace; the message has each reason once.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -169,6 +172,7 @@ def search_clusters(
                 budget_s=None if budget_s is None else budget_s / len(pairs),
                 workspace=shared,
                 on_round=on_round and partial(on_round, name),
+                framework=framework,
                 **given,
             )
         except (CapacityError, ConfigError, TrainingError) as error:
@@ -183,6 +187,8 @@ def search_clusters(
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
         raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
+    if framework is not None:
+        block(deployment_of_search(recommended.found), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
         clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
