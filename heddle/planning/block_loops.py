@@ -48,12 +48,9 @@ data.heddle.plan={{plan}}""",
     "heddle": "",
 }
 """What makes batches of prompts of like length."""
-VERL: Final = (
-    "actor_rollout_ref.hybrid_engine={shared} trainer.nnodes={train_nodes} "
-    "trainer.n_gpus_per_node={train}"
-)
+VERL: Final = "trainer.nnodes={train_nodes} trainer.n_gpus_per_node={train}"
 VERL_ASYNC: Final = (
-    " rollout.nnodes={own_nodes} rollout.n_gpus_per_node={own} data.train_batch_size=0 "
+    "rollout.nnodes={own_nodes} rollout.n_gpus_per_node={own} data.train_batch_size=0 "
     "actor_rollout_ref.actor.ppo_mini_batch_size={groups} async_training.require_batches=1 "
     "async_training.trigger_parameter_sync_step={every} async_training.staleness_threshold={bound} "
     "async_training.concurrent_samples_per_replica={concurrent}"
@@ -164,8 +161,10 @@ def no_nodes(tp: int, *parts: int) -> str:
 def verl_training(plan: Deployment, tp: int) -> list[str]:
     """verl: of `main_ppo` where GPUs are shared, else of `fully_async_policy`."""
     assert plan.loop is not None, "called for a loop"
-    words = VERL if plan.loop.colocated else VERL + VERL_ASYNC
-    return _filled(words.split(), plan.loop, tp, plan.cluster.max_running)
+    shared = plan.loop.colocated
+    words = [f"actor_rollout_ref.hybrid_engine={shared}", *VERL.split()]
+    words += [] if shared else VERL_ASYNC.split()
+    return _filled(words, plan.loop, tp, plan.cluster.max_running)
 
 
 def skyrl_training(loop: LoopSplit, tp: int) -> list[str]:
