@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -136,12 +137,12 @@ def _compared(
             policies,
             out=out,
             objective=config.plan.objective or "makespan",
-            framework=config.plan.framework,
             executor=config.runtime.executor,
             on_progress=on_progress,
             on_round=on_round,
             **given,
         )
+    result = replace(result, framework=config.plan.framework)
     write_index(out, result.plain(words))
     return result
 

@@ -42,7 +42,6 @@ def compare(
     speculation: str | None = None,
     objective: Objective = "makespan",
     roles: bool = False,
-    framework: str | None = None,
     seeds: int | None = 1,
     out: Path = Path("runs"),
     jobs: int | None = None,
@@ -102,7 +101,6 @@ def compare(
         policies=policy_results(variants, by_seed, bound, ideal, objective),
         raced=raced,
         long_runs=seeds is None and count == 1,
-        framework=framework,
         workspace=shared,
     )
 

@@ -131,7 +131,6 @@ def search_clusters(
     on_round: OnCluster | None = None,
     regimes: Sequence[str] = (),
     splits: Mapping[str, Choice] | None = None,
-    framework: str | None = None,
     **given: Any,
 ) -> SearchedClusters:
     """Search every number of `gpus` of every class, as `heddle.search.result.search` does; with
@@ -142,8 +141,7 @@ def search_clusters(
     the search is divided evenly. A signal ends it with the clusters that it has.
 
     Raises:
-        ConfigError: no cluster keeps the limits, a price is missing that they need, or a named
-            framework cannot have what is recommended.
+        ConfigError: none keeps the limits, a price is missing, or a framework has no such engines.
         CapacityError: no cluster serves the trace; the message has each reason once.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -172,7 +170,6 @@ def search_clusters(
                 budget_s=None if budget_s is None else budget_s / len(pairs),
                 workspace=shared,
                 on_round=on_round and partial(on_round, name),
-                framework=framework,
                 **given,
             )
         except (CapacityError, ConfigError, TrainingError) as error:
@@ -187,7 +184,7 @@ def search_clusters(
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
         raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
-    if framework is not None:
+    if framework := given.get("framework"):
         block(deployment_of_search(recommended.found), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(

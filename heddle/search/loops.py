@@ -94,8 +94,7 @@ def search_loops(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s = time.monotonic()
-    shared = Workspace() if workspace is None else workspace
+    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
     (config,), notes = fitted([config], shared)
     found = _Loops(config, names, shared, framework)

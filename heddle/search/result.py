@@ -139,11 +139,10 @@ def search(
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
-    Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
-    that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
-    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
-    prefill; with a `framework` on its engines, and ties are policies that its router has. At
-    `SEARCHED` of `budget_s`, or a signal with `keeps_best`, the best so far is judged.
+    Candidates are `policies` or all, at every TP degree, with `slots` or all sensible numbers of
+    running steps, as `framework` runs them, beside `comes`; with `speculation`, ``best`` or
+    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also engines that only
+    prefill. At `SEARCHED` of `budget_s`, or a signal with `keeps_best`, the best so far is judged.
 
     Raises:
         ConfigError: too few groups to judge on, a policy that is unknown, or no `jobs`.
@@ -173,10 +172,9 @@ def search(
     compared = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
-    setups = {each: setup_of(config, each, shared) for each in compared}
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
-    setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
+    setups = {c: setup_of(config, c, shared) for c in (*compared, *named_ties(ties, compared))}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
     return SearchResult(
