@@ -140,6 +140,7 @@ def plan(
         classes=types or (cluster.gpu,),
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
         objective=config.plan.objective if isinstance(config, Config) else None,
+        framework=config.plan.framework if isinstance(config, Config) else None,
         regimes=regime_names(regimes, config.regimes if isinstance(config, Config) else {}),
         budget_s=budget_s,
         speculation=speculation,

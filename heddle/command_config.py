@@ -29,7 +29,7 @@ class PlanSettings:
     budget_s: Limit = None
     """Seconds after which a search begins no further simulations, but those of its judgement."""
     framework: FrameworkName | None = None
-    """Whose settings are printed to paste. None: the framework of the recommended policy."""
+    """Runs what is recommended; its settings are printed. None: that of the recommended policy."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "plan.")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -107,8 +108,7 @@ def compare(
         result = _compared(config, names, out=folder, words=words, **how)
     _warn(result)
     figure = config.report.figure if parts else None
-    framework = config.plan.framework
-    _show(result, logs, figure, words, as_json=as_json, wide=wide, framework=framework)
+    _show(result, logs, figure, words, as_json=as_json, wide=wide)
     _finish(folder, config.report.page, as_json=as_json)
 
 
@@ -142,6 +142,7 @@ def _compared(
             on_round=on_round,
             **given,
         )
+    result = replace(result, framework=config.plan.framework)
     write_index(out, result.plain(words))
     return result
 
@@ -255,7 +256,6 @@ def _show(
     *,
     as_json: bool,
     wide: bool,
-    framework: str | None,
 ) -> None:
     """Print a comparison, or a waterfall where there is a `figure`; empty: it is not drawn."""
     from heddle.cli.show import comparison, show_waterfall
@@ -278,7 +278,7 @@ def _show(
         if figure:
             click.echo(figure)
     else:
-        comparison(result, words, wide=wide, framework=framework)
+        comparison(result, words, wide=wide)
 
 
 def one_tp(tp: str | None) -> str | None:

@@ -177,6 +177,7 @@ def _searched(
             classes=swept.get("cluster.gpu", (config.cluster.gpu,)),
             limits=limits,
             objective=config.plan.objective,
+            framework=config.plan.framework,
             speculation=speculation,
             **(loop or {"roles": "cluster.roles" in swept}),
             slots=slots,

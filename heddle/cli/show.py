@@ -8,7 +8,7 @@ import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.profile_line import profile_lines
-from heddle.cli.show_search import show_block
+from heddle.cli.show_search import settings_text
 from heddle.cli.tables import (
     costs,
     estimate_cell,
@@ -30,7 +30,6 @@ from heddle.comparison.result import Comparison, PolicyResult
 from heddle.comparison.tuning import without_acceptance
 from heddle.comparison.waterfall import PRESET, WaterfallStep
 from heddle.cost.prices import Prices
-from heddle.planning.blocks import framework_of
 from heddle.runs.bound import Bound
 from heddle.runs.conditions import lateness_note, load_note
 from heddle.runs.ideal import Ideal
@@ -54,7 +53,6 @@ def comparison(
     words: Sequence[str],
     *,
     wide: bool = False,
-    framework: str | None = None,
 ) -> None:
     """What to run, one row for each policy, how to run the best, and what was compared.
 
@@ -69,6 +67,9 @@ def comparison(
         return
     answer = answer_of(result)
     if answer is not None:
+        plan = deployment_of_comparison(result, answer)
+        policy = answer.judged[0].candidate.policy
+        settings = settings_text(plan, policy, result.framework)
         show_verdict(verdict(answer))
         click.echo()
     if wide and tried and result.raced is None:
@@ -83,9 +84,7 @@ def comparison(
     if answer is not None:
         best = answer.judged[0]
         fact("next", shlex.join(command_of(best, words)))
-        plan = deployment_of_comparison(result, answer)
-        show_block(plan, framework or framework_of(best.candidate.policy))
-        click.echo()
+        click.echo(f"{settings}\n")
     comparison_head(result)
     if result.best_baseline:
         click.echo(f"best baseline: {result.best_baseline.policy}")

@@ -3,7 +3,7 @@
 import rich_click as click
 
 from heddle.cli.bars import Bar, draw_bars
-from heddle.cli.show_search import show_block
+from heddle.cli.show_search import settings_text
 from heddle.cli.tables import (
     costs,
     estimate_cell,
@@ -16,7 +16,6 @@ from heddle.comparison.tuning import without_acceptance
 from heddle.loops.result import LoopComparison, RegimeResult, plans
 from heddle.loops.setup import LoopSetup
 from heddle.loops.shared import SharedLoops
-from heddle.planning.blocks import framework_of
 from heddle.search.looped import deployment_of_loop
 
 EQUAL = " at equal data"
@@ -25,6 +24,8 @@ EQUAL = " at equal data"
 
 def show_loop(result: LoopComparison, framework: str | None) -> None:
     """The verdict, trace, cluster, what was tried, a row for each regime, and settings to paste."""
+    plan = deployment_of_loop(result)
+    settings = settings_text(plan, plan.policy, framework)
     show_verdict(result.verdict)
     click.echo()
     _head(result)
@@ -38,8 +39,7 @@ def show_loop(result: LoopComparison, framework: str | None) -> None:
         "step in seconds; ### is its bound",
         [Bar(row.setup.label, row.step_s, row.bound_step_s) for row in result.regimes],
     )
-    plan = deployment_of_loop(result)
-    show_block(plan, framework or framework_of(plan.policy))
+    click.echo(settings)
 
 
 def show_shared(result: SharedLoops) -> None:

@@ -32,6 +32,7 @@ def show_search(
 
     `words` are trace and options of the command that it names; with `wide`, all that was tried.
     """
+    settings = settings_text(deployment_of_search(result), result.best.candidate.policy, framework)
     work, profiles = result.setup.workload, result.setup.profiles
     show_verdict(verdict_of_search(result))
     click.echo()
@@ -71,21 +72,23 @@ def show_search(
     fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
     fact("next", shlex.join(command_of(result.best, words)))
     fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
-    show_block(
-        deployment_of_search(result), framework or framework_of(result.best.candidate.policy)
-    )
+    click.echo(settings)
 
 
-def show_block(plan: Deployment, framework: str) -> None:
-    """Print settings to paste into a framework, or why there are none."""
-    click.echo()
+def settings_text(plan: Deployment, policy: str, framework: str | None) -> str:
+    """Settings to paste into a framework, or into that of the policy; else why there are none.
+
+    Raises:
+        ConfigError: the framework is named, and cannot have them.
+    """
+    name = framework or framework_of(policy)
     try:
-        text = block(plan, framework)
+        text = textwrap.indent(block(plan, name), "  ")
     except ConfigError as error:
-        click.echo(f"no settings of {framework} to paste: {error}")
-        return
-    click.echo(f"settings of {framework} (plan.framework names another):")
-    click.echo(textwrap.indent(text, "  "))
+        if framework is not None:
+            raise
+        return f"\nno settings of {name} to paste: {error}"
+    return f"\nsettings of {name} (plan.framework names another):\n{text}"
 
 
 def show_searched_clusters(
@@ -110,7 +113,7 @@ def show_searched_clusters(
     fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
     fact("next", shlex.join(command_of(best.found.best, words_of(best, words))))
     policy = best.found.best.candidate.policy
-    show_block(deployment_of_search(best.found), framework or framework_of(policy))
+    click.echo(settings_text(deployment_of_search(best.found), policy, framework))
 
 
 def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, str]:

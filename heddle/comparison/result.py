@@ -111,6 +111,8 @@ class Comparison(Answered):
     """Whether there is one seed because runs take long."""
     remark: str = ""
     """The last sentence of the verdict, where it is not of what was tried."""
+    framework: str | None = None
+    """That is to run what is recommended; None: any."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 

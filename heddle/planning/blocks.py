@@ -1,17 +1,21 @@
 """Settings to paste: what was recommended, in the words of each framework.
 
-Names as read in November 2026, of `CHECKED`: verl and vLLM as installed, vime's
-`slime/backends/vllm_utils/arguments.py`, prime-rl's `inference.py` and its guide to
-`inference.vllm_extra`; of others only published scripts.
+Names as read in November 2026, of `CHECKED`: those of configurations, as `block_loops` says; of
+SGLang only published scripts.
 """
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
 
+from heddle.cluster.config import ClusterConfig
 from heddle.config_error import ConfigError
 from heddle.planning.block_loops import (
+    EPOCH_FILE,
+    alike,
+    epoch_lines,
     nemo_rl_training,
     prime_rl_training,
     router,
@@ -23,6 +27,7 @@ from heddle.planning.block_loops import (
 from heddle.planning.deployment import Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
+    PlacedEngine,
     batched_tokens,
     launch_arguments,
     placed_engines,
@@ -31,6 +36,9 @@ from heddle.planning.exports import (
     uniform_engines,
 )
 from heddle_core.ids import EngineShape
+
+if TYPE_CHECKING:
+    from heddle.comparison.tuning import Variant
 
 
 def blocks(plan: Deployment) -> dict[str, str]:
@@ -54,20 +62,51 @@ def block(plan: Deployment, framework: str) -> str:
         raise ConfigError(
             f"no settings are known for {framework!r}: take one of {', '.join(FRAMEWORKS)}"
         )
-    refuse_roles(plan, framework)
-    engine = plan.cluster.engine
-    if engine not in ENGINES.get(framework, ("vllm",)):
-        others = [name for name, engines in ENGINES.items() if engine in engines]
-        raise ConfigError(
-            f"{framework} has no settings with cluster.engine = {engine!r}; plan.framework may be "
-            f"{', '.join(others)}"
-        )
+    check_engines(plan.cluster, framework)
     checked = [f"# Names of {CHECKED[framework]}."] if framework in CHECKED else []
     lines = [*checked, *FRAMEWORKS[framework](plan)]
     if plan.loop is not None:
-        packed = ", of prompts of like earlier length" if plan.loop.epoch_plan else ""
+        packed = ", of prompts of like earlier length" if plan.loop.packed else ""
         lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}", *lines]
+        lines += epoch_lines(plan.loop, framework)
     return "\n".join(lines)
+
+
+def check_engines(cluster: ClusterConfig, framework: str) -> None:
+    """Refuse what no engines of a framework are.
+
+    Raises:
+        ConfigError: roles, or another engine.
+    """
+    refuse_roles(cluster, framework)
+    if cluster.engine not in ENGINES.get(framework, ("vllm",)):
+        others = [name for name, engines in ENGINES.items() if cluster.engine in engines]
+        raise ConfigError(
+            f"{framework} has no settings with cluster.engine = {cluster.engine!r}; "
+            f"plan.framework may be {', '.join(others)}"
+        )
+
+
+def runnable(candidates: "Iterable[Variant]", framework: str | None) -> "list[Variant]":
+    """Those whose engines a framework has; without one all.
+
+    Raises:
+        ConfigError: it has the engines of none.
+    """
+    if framework is None:
+        return [*candidates]
+    found, why = [], f"all engines of {framework} have one TP degree: take a policy such as verl"
+    for each in candidates:
+        try:
+            check_engines(each.cluster, framework)
+        except ConfigError as error:
+            why = str(error)
+        else:
+            mixed = each.planned or bool(each.cluster.mix)
+            found += [each] if framework in MIXED or not mixed else []
+    if not found:
+        raise ConfigError(f"plan.framework = {framework!r}: {why}")
+    return found
 
 
 def framework_of(policy: str) -> str:
@@ -107,7 +146,7 @@ def _verl(plan: Deployment) -> list[str]:
         lines += [f"+{at}.engine_kwargs.sglang.{key}={value}" for key, value in keys.items()]
     elif drafts is not None:
         lines.append(f"+{at}.engine_kwargs.vllm.speculative_config='{_hydra(drafts)}'")
-    training = verl_training(plan.loop) if plan.loop else []
+    training = verl_training(plan, shape.gpus) if plan.loop else []
     return [*remarks, *lines, *verl_router(plan, f"{at}.router_config_path"), *training]
 
 
@@ -124,47 +163,57 @@ def _skyrl(plan: Deployment) -> list[str]:
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"{at}.speculative_config='{_hydra(drafts)}'")
-    training = skyrl_training(plan.loop) if plan.loop else []
-    return [*remarks, *lines, *router(plan, f"{at}.router_init_kwargs.policy={{}}"), *training]
+    training = skyrl_training(plan.loop, shape.gpus) if plan.loop else []
+    return [
+        *remarks,
+        *lines,
+        *router(plan, "skyrl", f"{at}.router_init_kwargs.policy={{}}"),
+        *training,
+    ]
 
 
 def _slime(plan: Deployment) -> list[str]:
-    shape, count, remarks = _uniform(plan)
-    lines = [
-        f"--rollout-num-gpus {count * shape.gpus}",
-        f"--rollout-num-gpus-per-engine {shape.gpus}",
-        f"--sglang-max-running-requests {plan.cluster.max_running}",
-        f"--sglang-server-concurrency {plan.cluster.max_running}",
-    ]
-    training = slime_training(plan.loop) if plan.loop else []
-    routing = router(plan, "--router-policy {}", sglang=True)
-    return [*remarks, *lines, *routing, *sglang_options(plan, shape), *training]
+    shape, _, remarks = _uniform(plan)
+    own = ["--sglang-max-running-requests {}", "--router-policy {}"]
+    return [*remarks, *_as_slime(plan, "slime", *own), *sglang_options(plan, shape)]
 
 
 def _vime(plan: Deployment) -> list[str]:
-    shape, count, remarks = _uniform(plan)
-    lines = [
-        f"--rollout-num-gpus {count * shape.gpus}",
-        f"--rollout-num-gpus-per-engine {shape.gpus}",
-        f"--vllm-max-num-seqs {plan.cluster.max_running}",
-        f"--vllm-max-num-batched-tokens {batched_tokens(plan, shape.gpu)}",
-        f"--vllm-server-concurrency {plan.cluster.max_running}",
-    ]
+    shape, _, remarks = _uniform(plan)
+    lines = _as_slime(plan, "vime", "--vllm-max-num-seqs {}", "--vllm-router-policy {}")
+    lines.append(f"--vllm-max-num-batched-tokens {batched_tokens(plan, shape.gpu)}")
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"--vllm-speculative-config {shlex.quote(json.dumps(drafts))}")
-    training = slime_training(plan.loop) if plan.loop else []
-    return [*remarks, *lines, *router(plan, "--vllm-router-policy {}"), *training]
+    return [*remarks, *lines]
+
+
+def _as_slime(plan: Deployment, name: str, slots: str, policy: str) -> list[str]:
+    shape, count, _ = _uniform(plan)
+    number = slots.format(plan.cluster.max_running)
+    return [
+        f"--rollout-num-gpus {count * shape.gpus}",
+        f"--rollout-num-gpus-per-engine {shape.gpus}",
+        number,
+        f"{number.partition('-m')[0]}-server-concurrency {plan.cluster.max_running}",
+        *router(plan, name, policy),
+        *(slime_training(plan.loop, shape.gpus) if plan.loop else []),
+    ]
 
 
 def _prime_rl(plan: Deployment) -> list[str]:
     shape, count, remarks = _uniform(plan)
+    loop, gpus = plan.loop, count * shape.gpus
+    if loop is not None and loop.colocated:
+        raise ConfigError("prime-rl: its trainer and engines do not share GPUs")
+    parts = (gpus,) if loop is None else (gpus, loop.train_gpus)
+    # Each node has a server, whose engines are its data-parallel ranks.
+    own = min(gpus, alike(shape.gpus, *parts) or gpus)
+    slots = count * plan.cluster.max_running
     lines = [
-        "[inference.parallel]",
-        f"tp = {shape.tp}",
-        f"dp = {count}",
-        "",
-        "[inference.vllm_extra]",
+        "[inference.vllm]",
+        f"tensor_parallel_size = {shape.tp}",
+        f"data_parallel_size = {own // shape.gpus}",
         f"max_num_seqs = {plan.cluster.max_running}",
         f"max_num_batched_tokens = {batched_tokens(plan, shape.gpu)}",
     ]
@@ -172,13 +221,10 @@ def _prime_rl(plan: Deployment) -> list[str]:
     if drafts is not None:
         pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in drafts.items())
         lines.append(f"speculative_config = {{ {pairs} }}")
-    lines += ["", "[inference.deployment]", *router(plan, 'router_policy = "{}"')]
-    lines += ["", "[orchestrator]", f"max_inflight_rollouts = {count * plan.cluster.max_running}"]
-    if plan.loop is not None:
-        if plan.loop.colocated:
-            raise ConfigError("prime-rl: its trainer and engines do not share GPUs")
-        lines += prime_rl_training(plan.loop)
-    return [*remarks, *lines]
+    lines += ["", "[inference.router]", *router(plan, "prime-rl", 'policy = "{}"')]
+    lines += ["", "[orchestrator.concurrency]"]
+    lines += [f"min_inflight = {slots}", f"max_inflight = {slots}"]
+    return [*remarks, *lines, *prime_rl_training(loop, gpus, shape.gpus)]
 
 
 def _nemo_rl(plan: Deployment) -> list[str]:
@@ -192,25 +238,32 @@ def _nemo_rl(plan: Deployment) -> list[str]:
     drafts = speculative_config(plan, shape)
     if drafts is not None:
         lines.append(f"++{at}.vllm_kwargs.speculative_config='{_hydra(drafts)}'")
-    training = nemo_rl_training(plan.loop) if plan.loop else []
+    training = nemo_rl_training(plan.loop, shape.gpus) if plan.loop else []
     return [*remarks, *lines, *training]
 
 
 def _vllm(plan: Deployment) -> list[str]:
-    return [
-        f"CUDA_VISIBLE_DEVICES={','.join(map(str, engine.devices))} vllm serve MODEL "
-        f"{shlex.join(serve_arguments(plan, engine))}"
-        for engine in placed_engines(plan)
-    ]
+    return _started(plan, "vllm serve MODEL", serve_arguments)
 
 
 def _sglang(plan: Deployment) -> list[str]:
-    return [
-        f"CUDA_VISIBLE_DEVICES={','.join(map(str, engine.devices))} "
-        f"python3 -m sglang.launch_server --model-path MODEL "
-        f"{shlex.join(launch_arguments(plan, engine))}"
-        for engine in placed_engines(plan)
-    ]
+    return _started(plan, "python3 -m sglang.launch_server --model-path MODEL", launch_arguments)
+
+
+def _started(
+    plan: Deployment, command: str, arguments: Callable[[Deployment, PlacedEngine], list[str]]
+) -> list[str]:
+    """A command for each engine; where there are several nodes, those of each under its name."""
+    lines = []
+    engines = placed_engines(plan)
+    for node, own in groupby(engines, key=lambda engine: engine.node):
+        lines += [f"# on {node}:"] if node != engines[0].node or node != engines[-1].node else []
+        lines += [
+            f"CUDA_VISIBLE_DEVICES={','.join(map(str, each.devices))} {command} "
+            f"{shlex.join(arguments(plan, each))}"
+            for each in own
+        ]
+    return lines
 
 
 def _heddle(plan: Deployment) -> list[str]:
@@ -226,6 +279,8 @@ def _heddle(plan: Deployment) -> list[str]:
     if plan.drafts():
         narrow = min(plan.mix, key=lambda shape: shape.tp)
         words += ["--set", f"cluster.speculation={plan.drafts()[narrow]}"]
+    if plan.loop is not None and plan.loop.packed:
+        words += ["--set", f"serve.epoch_file={EPOCH_FILE}"]
     return [shlex.join(words)]
 
 
@@ -247,14 +302,16 @@ FRAMEWORKS: Final[Mapping[str, Callable[[Deployment], list[str]]]] = {
 """What makes the settings, by framework."""
 CHECKED: Final = {
     "verl": "verl 0.9.1",
-    "skyrl": "SkyRL's published scripts of 2026, no release checked",
-    "slime": "slime's published scripts of 2026, no release checked",
+    "skyrl": "SkyRL 0.3.0",
+    "slime": "slime 0.4.0",
     "vime": "vime 50336822",
-    "prime-rl": "prime-rl 0051cbb6",
-    "nemo-rl": "NeMo-RL's published scripts of 2026, no release checked",
+    "prime-rl": "prime-rl 0.9.0",
+    "nemo-rl": "NeMo-RL 0.7.0",
     "vllm": "vLLM 0.24",
     "sglang": "InferenceX's published scripts of SGLang, no release checked",
 }
 """What the names of a block were checked against; `heddle` has its own."""
+MIXED: Final = frozenset({"vllm", "sglang", "heddle"})
+"""Frameworks whose engines may have several TP degrees."""
 ENGINES: Final = {"verl": ("vllm", "sglang"), "slime": ("vllm", "sglang"), "sglang": ("sglang",)}
 """Engines of a framework; others have vLLM's."""

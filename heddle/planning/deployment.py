@@ -26,14 +26,19 @@ class LoopSplit:
     train_gpus: int
     """All where they are shared."""
     colocated: bool
+    staleness_bound: float
     most_staleness: int
     """That the regime allows."""
     bounded: bool
     """False: the regime has no bound of staleness."""
     train_tp: int
     train_pp: int
+    groups: int
+    """Prompts of a batch."""
     batch: int
     """Samples."""
+    update_every: int
+    """Batches between two updates of the engines."""
     mean_staleness: float
     """On the trace itself, as the next two."""
     wasted_share: float
@@ -42,6 +47,14 @@ class LoopSplit:
     """Mean output of a trained trajectory over that of a started one."""
     epoch_plan: str = ""
     """How prompts of an epoch are packed into batches by length; empty: they are not."""
+
+    @property
+    def packed(self) -> bool:
+        return self.epoch_plan not in ("", "random")
+
+    @property
+    def on_policy(self) -> bool:
+        return self.bounded and not self.most_staleness
 
 
 POLICY: Final = "heddle"
@@ -113,7 +126,10 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
         for each in judged:
             if len(each.engines) == 1:
                 return each.engines[0][0], each.makespan_s.mean
-        raise ConfigError("--export: no engines of one shape were judged")
+        raise ConfigError(
+            "all engines have one TP degree there, and none such were judged: try a policy that "
+            "does not plan its engines, as verl"
+        )
 
     return Deployment(
         cluster=best.candidate.cluster,

@@ -4,8 +4,6 @@ Keys of 2026: vLLM's `speculative_config`, which verl (`engine_kwargs.vllm`) and
 (`speculative_config`) pass on; slime's options of SGLang.
 """
 
-import json
-
 from heddle.cluster.drafters import methods_of
 from heddle.config_error import ConfigError
 from heddle.planning.deployment import Deployment
@@ -30,24 +28,6 @@ def speculative_config(plan: Deployment, shape: EngineShape) -> dict[str, object
         )
     head = methods_of(plan.profiles.of(shape.gpu).profile).get(speculation.method, "")
     return speculation.vllm_config(head)
-
-
-def other_frameworks(plan: Deployment) -> list[str]:
-    """The same drafts as keys of SkyRL and slime, where the plan has some.
-
-    slime's engines are SGLang's, whose number of drafts is one for all batch sizes.
-    """
-    shape = max(plan.mix)
-    config = speculative_config(plan, shape)
-    if config is None:
-        return []
-    pairs = ",".join(f"{key}:{json.dumps(value)}" for key, value in config.items())
-    return [
-        "The same drafts in SkyRL:",
-        f"  generator.inference_engine.speculative_config={{{pairs}}}",
-        "In slime, whose engines take one number of drafts for all batch sizes:",
-        f"  {' '.join(sglang_options(plan, shape))}",
-    ]
 
 
 def sglang_options(plan: Deployment, shape: EngineShape, prefix: str = "--sglang-") -> list[str]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
 from heddle.planning.block_loops import verl_training
 from heddle.planning.deployment import Deployment
-from heddle.planning.exported_drafts import other_frameworks, sglang_options, speculative_config
+from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
 
@@ -59,7 +60,7 @@ def export(plan: Deployment, path: Path) -> dict[Path, str]:
         ConfigError: the plan's engines cannot run there; the message has the reason.
     """
     exported_files(path)
-    refuse_roles(plan, f"--export {path}")
+    refuse_roles(plan.cluster, f"--export {path}")
     if plan.cluster.engine == "sglang" and path.suffix != ".sh":
         raise ConfigError(
             f"--export {path}: Heddle's router and gateway need vLLM engines, cluster.engine is "
@@ -68,13 +69,13 @@ def export(plan: Deployment, path: Path) -> dict[Path, str]:
     return _KINDS[path.suffix](plan, path)
 
 
-def refuse_roles(plan: Deployment, where: str) -> None:
+def refuse_roles(cluster: ClusterConfig, where: str) -> None:
     """Refuse engines that only prefill, which nothing that is written connects.
 
     Raises:
         ConfigError: there are some.
     """
-    if plan.cluster.roles:
+    if cluster.roles:
         raise ConfigError(
             f"{where}: the plan has engines that only prefill, and no export connects "
             "them: plan without roles"
@@ -158,7 +159,7 @@ def _verl(plan: Deployment, path: Path) -> dict[Path, str]:
     else:
         how = "" if plan.loop.colocated else ", by verl's fully_async_policy in place of main_ppo"
         about.append(f"{engines}, and for {plan.loop.regime}{how}, among YOUR_KEYS:")
-        about += [f"  {line}" for line in verl_training(plan.loop)]
+        about += [f"  {line}" for line in verl_training(plan, shape.gpus)]
     if any(each != shape for each in plan.mix):
         about += [
             f"The plan is a mix, {', '.join(mix)}, simulated to end after "
@@ -225,7 +226,6 @@ def _vllm(plan: Deployment, path: Path) -> dict[Path, str]:
     ]
     if plan.cluster.engine == "vllm":
         about.append("vLLM requires a key from clients if VLLM_API_KEY is set.")
-        about += other_frameworks(plan)
     lines = ["#!/usr/bin/env bash", *_comments(about), "set -euo pipefail"]
     lines += [f"usage() {{ echo {shlex.quote(f'usage: {usage}')} >&2; exit 2; }}"]
     lines += ['[ -n "${MODEL:-}" ] || usage']

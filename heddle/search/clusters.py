@@ -12,6 +12,7 @@ from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.loops.config import loop_of
+from heddle.planning.blocks import block
 from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
 from heddle.search.answered import Answered
@@ -140,7 +141,7 @@ def search_clusters(
     the search is divided evenly. A signal ends it with the clusters that it has.
 
     Raises:
-        ConfigError: no cluster keeps the limits, or a price is missing that they need.
+        ConfigError: none keeps the limits, a price is missing, or a framework has no such engines.
         CapacityError: no cluster serves the trace; the message has each reason once.
         ValueError: any other of the packages' errors for bad input.
     """
@@ -183,6 +184,8 @@ def search_clusters(
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
         raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
+    if framework := given.get("framework"):
+        block(deployment_of_search(recommended.found), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
         clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective

@@ -1,12 +1,14 @@
 """What a comparison says to run."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from heddle.comparison.estimates import LONG_S, estimate
 from heddle.comparison.tuning import Variant
-from heddle.planning.blocks import blocks
+from heddle.config_error import ConfigError
+from heddle.planning.blocks import blocks, runnable
 from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
 from heddle.search.interval import PredictionInterval
@@ -31,13 +33,17 @@ NOTABLE: Final = 1.1
 
 
 def answer_of(comparison: "Comparison") -> Recommendation | None:
-    """What to run of what was compared: of the best, and of those as near to it as a search calls
-    the same, the simplest. None where every policy sees the future."""
+    """What to run of what was compared: of the best that a named framework runs, and of those as
+    near to it as a search calls the same, the simplest. None where every policy sees the future."""
     rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
     if not rows:
         return None
+    framework = comparison.framework
+    with suppress(ConfigError):
+        runs = runnable((row.variant for row in rows), framework)
+        rows = [row for row in rows if row.variant in runs]
     same, _ = ties_of({row.variant: _times(row) for row in rows})
-    chosen = min(same, key=partial(simplicity, comparison.config, comparison.workspace))
+    chosen = min(same, key=partial(simplicity, comparison.config, comparison.workspace, framework))
     rows.sort(key=lambda row: row.variant is not chosen)
     # Those that a sentence or an export names: engines of others need not be planned.
     named = [

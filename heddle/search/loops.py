@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from heddle.comparison.tuning import Choice, Variant, running_steps, speculations
 from heddle.cost.prices import Prices
@@ -20,6 +20,8 @@ from heddle.loops.fit import fitted
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, on_loop, splits
+from heddle.planning.block_loops import routes
+from heddle.planning.blocks import runnable
 from heddle.search.draws import check_groups, check_history
 from heddle.search.interval import prediction_interval
 from heddle.search.jobs import batch_s
@@ -78,6 +80,7 @@ def search_loops(
     budget_s: float | None = None,
     workspace: Workspace | None = None,
     on_round: OnRound | None = None,
+    framework: str | None = None,
 ) -> SearchResult:
     """Find the loop with the shortest batch, on prompts like those of the trace.
 
@@ -91,16 +94,15 @@ def search_loops(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s = time.monotonic()
-    shared = Workspace() if workspace is None else workspace
+    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
     (config,), notes = fitted([config], shared)
-    found = _Loops(config, names, shared)
+    found = _Loops(config, names, shared, framework)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
     begun = found.past_first_epoch(first)
     if begun is not None:
-        config, found = begun, _Loops(begun, names, shared)
+        config, found = begun, _Loops(begun, names, shared, framework)
         first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
     check_history(config.run, found.workload.trace)
@@ -152,8 +154,15 @@ def _as_it_comes(candidate: Variant, config: LoopConfig) -> bool:
 class _Loops:
     """Candidates of a search, and their set-ups on the whole trace."""
 
-    def __init__(self, config: LoopConfig, names: Sequence[str], workspace: Workspace) -> None:
+    def __init__(
+        self,
+        config: LoopConfig,
+        names: Sequence[str],
+        workspace: Workspace,
+        framework: str | None,
+    ) -> None:
         self._config, self._names, self._workspace = config, names, workspace
+        self._framework = framework
         self.train_gpus, self.begun = config.trainer_gpus, config.begun
         self._setups: dict[Variant, LoopSetup | None] = {}
         self._rows: dict[Variant, RegimeResult] = {}
@@ -190,6 +199,7 @@ class _Loops:
             raise failed
         most = max(self.setup(each).run.workload.trajectories for each in made)
         made = [c for c in made if self.setup(c).run.workload.trajectories == most]
+        made = runnable(made, self._framework)
         self.workload = self.setup(made[0]).run.workload
         return made
 
@@ -233,7 +243,7 @@ class _Loops:
                 cluster = new.cluster
                 tp = None if new.planned else cluster.tp
                 found.setdefault((new.regime, new.train_gpus, name, tp, cluster.max_running), new)
-        return list(found.values())
+        return runnable(found.values(), self._framework)
 
     def _planned(self, candidate: Variant) -> Variant:
         new = replace(candidate, planned=True)
@@ -288,10 +298,11 @@ class _Loops:
             loop=split_of(row, packed=packed if (packed := candidate.epoch_plan) == PACKED else ""),
         )
 
-    def simplicity(self, candidate: Variant, race: Race) -> tuple[bool, int, int, bool, int, float]:
-        """Order of ties: random batches, regimes in their order, few mechanisms of the policy, then
-        the mean."""
+    def simplicity(self, candidate: Variant, race: Race) -> tuple[Any, ...]:
+        """Order of ties: policies of the framework's router, random batches, regimes in their
+        order, few mechanisms of the policy, then the mean."""
         return (
+            not routes(self._framework, candidate.policy),
             candidate.epoch_plan == PACKED,
             self._config.regimes.index(candidate.regime),
             mechanisms(self.setup(candidate).run.policy),

@@ -11,6 +11,8 @@ from typing import Any, Final
 from heddle.comparison.tuning import Variant, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
+from heddle.planning.block_loops import routes
+from heddle.planning.blocks import runnable
 from heddle.planning.deployment import LoopSplit
 from heddle.runs.bound import alone_s
 from heddle.search.draws import Draw, check_groups, check_history, drawn, places
@@ -133,12 +135,13 @@ def search(
     on_round: OnRound | None = None,
     comes: str = FIRST,
     keeps_best: bool = True,
+    framework: str | None = None,
 ) -> SearchResult:
     """Find what ends a rollout of prompts like those of the trace soonest, on `config.cluster`.
 
-    Candidates are the `policies` or all, at every TP degree and with `slots` running steps or all
-    that make sense, beside `comes` as it comes; with `speculation`, ``best`` or
-    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also with engines that only
+    Candidates are `policies` or all, at every TP degree, with `slots` or all sensible numbers of
+    running steps, as `framework` runs them, beside `comes`; with `speculation`, ``best`` or
+    ``METHOD:best[:ACCEPTANCE]``, at each setting of it; with `roles`, also engines that only
     prefill. At `SEARCHED` of `budget_s`, or a signal with `keeps_best`, the best so far is judged.
 
     Raises:
@@ -156,12 +159,12 @@ def search(
     check_groups(shared.workload(config).scripts)
     shared.history(config, trace := shared.workload(config).trace)
     check_history(config, trace)
-    candidates = settings.variants(config, names, shared)
+    candidates = runnable(settings.variants(config, names, shared), framework)
     rounds_s = None if budget_s is None else SEARCHED * budget_s
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=rounds_s, on_round=on_round)
     race, share = race_with(), share_of(config, candidates, shared)
     small = race if share == 1 else race_with(share=share)
-    small.simplicity = race.simplicity = cache(partial(simplicity, config, shared))
+    small.simplicity = race.simplicity = cache(partial(simplicity, config, shared, framework))
     first = partial(first_rounds, small, config, candidates, slots, tried, shared)
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
@@ -169,10 +172,9 @@ def search(
     compared = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
-    setups = {each: setup_of(config, each, shared) for each in compared}
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
-    setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
+    setups = {c: setup_of(config, c, shared) for c in (*compared, *named_ties(ties, compared))}
     longest_s = _longest_s(setups[chosen])
     judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
     return SearchResult(
@@ -264,10 +266,11 @@ def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:
 
 
 def simplicity(
-    config: RunConfig, workspace: Workspace, candidate: Variant
-) -> tuple[int, bool, int]:
-    """Few mechanisms, presets first, wide engines."""
+    config: RunConfig, workspace: Workspace, framework: str | None, candidate: Variant
+) -> tuple[bool, int, bool, int]:
+    """Policies that a framework's router has, few mechanisms, presets first, wide engines."""
     return (
+        not routes(framework, candidate.policy),
         mechanisms(setup_of(config, candidate, workspace).policy),
         "+" in candidate.policy,
         -candidate.cluster.tp,

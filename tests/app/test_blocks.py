@@ -83,9 +83,27 @@ def test_a_policy_is_routed_as_its_framework_can(trace: Path, tmp_path: Path):
 
 def test_prime_rl_is_toml(plan: Deployment):
     found = tomllib.loads(block(plan, "prime-rl"))
-    assert found["inference"]["parallel"] == {"tp": 2, "dp": 4}
-    assert found["inference"]["vllm_extra"]["max_num_seqs"] == 48
-    assert found["orchestrator"]["max_inflight_rollouts"] == 192
+    vllm = found["inference"]["vllm"]
+    assert (vllm["tensor_parallel_size"], vllm["data_parallel_size"]) == (2, 4)
+    assert vllm["max_num_seqs"] == 48
+    assert found["inference"]["router"] == {"policy": "consistent_hash"}
+    # One node is what it takes by itself; the type of several has to be there.
+    assert "deployment" not in found["inference"]
+    assert found["orchestrator"]["concurrency"] == {"min_inflight": 192, "max_inflight": 192}
+
+
+def test_commands_and_prime_rl_name_the_nodes(trace: Path, tmp_path: Path):
+    plan = deployment(trace, tmp_path / "runs", replace(CLUSTER, gpus=12, tp=4))
+    found = tomllib.loads(block(plan, "prime-rl"))
+    several = {"type": "multi_node", "gpus_per_node": 4, "num_nodes": 3}
+    assert found["inference"]["deployment"] == several
+    assert found["inference"]["vllm"]["data_parallel_size"] == 1
+    _, first, a, b, second, c = block(plan, "vllm").splitlines()
+    assert (first, second) == ("# on h100-0:", "# on h100-1:")
+    devices = [line.split()[0].partition("=")[2] for line in (a, b, c)]
+    assert devices == ["0,1,2,3", "4,5,6,7", "0,1,2,3"]
+    served = deployment(trace, tmp_path / "sglang", replace(plan.cluster, engine="sglang"))
+    assert "# on h100-1:" in block(served, "sglang").splitlines()
 
 
 def test_vllm_has_a_line_for_each_engine_and_the_gateway_one(plan: Deployment):
@@ -104,7 +122,7 @@ def test_drafts_are_named_as_each_framework_does(trace: Path, tmp_path: Path):
     vime = pairs(found["vime"])["--vllm-speculative-config"]
     config = json.loads(shlex.split(vime)[0])
     assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 3)
-    assert tomllib.loads(found["prime-rl"])["inference"]["vllm_extra"]["speculative_config"]
+    assert tomllib.loads(found["prime-rl"])["inference"]["vllm"]["speculative_config"]
     assert "--sglang-speculative-algorithm EAGLE3" in found["slime"]
     for name in ("verl", "skyrl", "nemo-rl"):
         assert "num_speculative_tokens:3" in found[name], name
@@ -151,3 +169,12 @@ def test_commands_print_the_settings_of_the_framework_that_is_named(heddle: Hedd
     refused = heddle("compare", trace, "--gpus", 2, "--set", "plan.framework=trl")
     assert refused.exit_code == 2
     assert "take one of 'verl', 'skyrl'" in refused.stderr
+
+
+def test_a_named_framework_without_settings_is_refused(heddle: Heddle, trace: Path):
+    drafted = ("--speculation", "grouped:2:0.8/0.6", "--seeds", 2, "--policies", "verl")
+    done = heddle("compare", trace, "--gpus", 2, *drafted, "--set", "plan.framework=verl")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "vLLM takes no drafts from other samples" in done.stderr
+    done = heddle("compare", trace, "--gpus", 2, *drafted)
+    assert "no settings of verl to paste" in done.stdout

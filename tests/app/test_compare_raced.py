@@ -135,6 +135,25 @@ def test_the_simplest_of_those_as_good_as_the_best_is_recommended(raced: Compari
         assert "within 1 % of the next best, heddle with" in verdict(answer)
 
 
+def test_what_a_named_framework_runs_is_recommended(raced: Comparison):
+    verl, slime, heddle = (
+        next(row for row in raced.policies if row.variant.policy == name) for name in NAMES
+    )
+    assert heddle.variant.planned
+    rows = (_taking(heddle, 50.0), _taking(slime, 60.4), _taking(verl, 61.0))
+    for framework, best in ((None, "heddle"), ("heddle", "heddle"), ("verl", "verl")):
+        answer = answer_of(replace(raced, policies=rows, framework=framework))
+        assert answer is not None
+        assert answer.judged[0].candidate.policy == best
+    # Of policies as good as another, that of the framework's router.
+    answer = answer_of(replace(raced, policies=rows, framework="slime"))
+    assert answer is not None
+    assert answer.judged[0].candidate.policy == "slime"
+    only = answer_of(replace(raced, policies=rows[:1], framework="verl"))
+    assert only is not None
+    assert only.judged[0].candidate.policy == "heddle"
+
+
 def _taking(row: PolicyResult, seconds: float) -> PolicyResult:
     """The row with all its runs, and their mean, of so long."""
     runs = [replace(run, summary={**run.summary, "makespan_s": seconds}) for run in row.runs]

@@ -17,7 +17,10 @@ from benchmarks.bench_plan_search import summary
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.tuning import tuning, with_policy
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError
 from heddle.cost.prices import prices_of
+from heddle.planning.blocks import block
+from heddle.planning.deployment import deployment_of_search
 from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
 from heddle.search.jobs import race_of
@@ -53,6 +56,25 @@ def config(coding: Path) -> RunConfig:
 @pytest.fixture(scope="module")
 def found(config: RunConfig) -> SearchResult:
     return search(config, policies=("verl", "slime", "heddle"), prices=prices_of({}, ["h100"]))
+
+
+def test_a_search_for_a_framework_is_among_its_engines(config: RunConfig, found: SearchResult):
+    assert any(each.candidate.planned for each in found.tried)
+    names, prices = ("verl", "slime", "heddle"), prices_of({}, ["h100"])
+    own = search(config, policies=names, prices=prices, framework="verl")
+    assert not any(each.candidate.planned for each in own.tried)
+    assert all(len(each.engines) == 1 for each in own.judged)
+    assert "heddle serve" not in block(deployment_of_search(own), "verl")
+    parted = replace(config, cluster=replace(config.cluster, roles="prefill=2,decode=2"))
+    with pytest.raises(ConfigError, match="'verl': verl: the plan has engines that only prefill"):
+        search(parted, policies=names, prices=prices, framework="verl")
+
+
+def test_a_plan_for_a_framework_that_has_no_such_engines_is_refused(heddle: Heddle, coding: Path):
+    on = (coding, "--gpus", 4, "--set", "cluster.roles=prefill=2,decode=2", "--budget-s", 0.001)
+    done = heddle("plan", *on, "--set", "plan.framework=verl")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "plan.framework = 'verl': verl: the plan has engines that only prefill" in done.stderr
 
 
 def groups_of(ids: list[str]) -> set[str]:

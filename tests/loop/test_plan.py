@@ -2,11 +2,13 @@
 
 import json
 import shlex
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import heddle
@@ -15,17 +17,21 @@ from heddle.cluster.config import ClusterConfig
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.cost.prices import prices_of
+from heddle.epochs.rows import EpochSettings
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.splits import splits
+from heddle.planning.block_loops import verl_training
 from heddle.planning.blocks import FRAMEWORKS, block
 from heddle.planning.deployment import deployment_of_search
 from heddle.planning.exports import export
 from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult
 from heddle.search.verdict import verdict_of_search
+from heddle_core.loop.epoch import EpochPlan
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
+from heddle_verl.settings import read_settings
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +126,92 @@ def test_the_file_for_verl_names_the_split(found: SearchResult, tmp_path: Path):
     assert f"#   rollout.n_gpus_per_node={plan.loop.rollout_gpus}\n" in text
 
 
-def test_ten_gpus_are_two_nodes_of_five(found: SearchResult):
+@pytest.mark.parametrize(
+    ("gpus", "tp", "nodes", "each"), [(10, 1, 2, 5), (10, 2, 5, 2), (12, 4, 3, 4), (24, 8, 3, 8)]
+)
+def test_nodes_have_whole_engines(found: SearchResult, gpus: int, tp: int, nodes: int, each: int):
     plan = deployment_of_search(found)
     assert plan.loop is not None
-    ten = replace(plan, loop=replace(plan.loop, rollout_gpus=10))
-    assert "rollout.nnodes=2\nrollout.n_gpus_per_node=5" in block(ten, "verl")
+    loop = replace(plan.loop, rollout_gpus=gpus, train_gpus=8)
+    lines = verl_training(replace(plan, loop=loop), tp)
+    assert {f"rollout.nnodes={nodes}", f"rollout.n_gpus_per_node={each}"} <= set(lines)
+    # verl 0.9.1's `fully_async_policy`: by default 4 batches, and it refuses another batch size.
+    assert "async_training.trigger_parameter_sync_step=1" in lines
+    assert "async_training.staleness_threshold=1" in lines
+    assert "data.train_batch_size=0" in lines
+    assert f"actor_rollout_ref.actor.ppo_mini_batch_size={loop.groups}" in lines
+    four = replace(loop, update_every=4, staleness_bound=0.1)
+    lines = verl_training(replace(plan, loop=four), tp)
+    assert "async_training.trigger_parameter_sync_step=4" in lines
+    assert "async_training.staleness_threshold=0.1" in lines
+
+
+def test_what_makes_no_nodes_or_has_no_bound_is_a_comment(found: SearchResult):
+    plan = deployment_of_search(found)
+    assert plan.loop is not None
+    loop = replace(plan.loop, rollout_gpus=16, regime="laminar", bounded=False)
+    lines = verl_training(replace(plan, loop=loop), 16)
+    assert [line for line in lines if line.startswith("rollout.")] == []
+    why = f"16 and {loop.train_gpus} GPUs are no whole nodes of at most 8 at TP 16"
+    assert f"# yours, as {why}: rollout.nnodes=" in lines
+    assert "# yours, as laminar has no bound: async_training.staleness_threshold=" in lines
+
+
+def test_asynchronous_nemo_rl_and_skyrl_have_what_they_insist_on(found: SearchResult):
+    plan = deployment_of_search(found)
+    assert plan.loop is not None
+    loop = replace(plan.loop, rollout_gpus=16, train_gpus=8, staleness_bound=2.0, most_staleness=2)
+    nemo = block(replace(plan, loop=loop), "nemo-rl").splitlines()
+    assert {
+        "policy.generation.vllm_cfg.async_engine=true",
+        "loss_fn.use_importance_sampling_correction=true",
+        "cluster.num_nodes=3",
+        "cluster.gpus_per_node=8",
+        "policy.generation.colocated.resources.num_nodes=2",
+        "policy.generation.colocated.resources.gpus_per_node=8",
+    } <= set(nemo)
+    sync = replace(plan, loop=replace(loop, staleness_bound=0.0, most_staleness=0))
+    assert "async" not in block(sync, "nemo-rl")
+    skyrl = block(replace(plan, loop=loop), "skyrl").splitlines()
+    assert "trainer.fully_async.enabled=true" in skyrl
+    # At most so many prompts as the batches that may be ahead.
+    workers = f"trainer.fully_async.num_parallel_generation_workers={3 * loop.groups}"
+    assert {workers, f"trainer.policy_mini_batch_size={loop.groups}"} <= set(skyrl)
+    prime = tomllib.loads(block(replace(plan, loop=loop), "prime-rl"))
+    # Of the four GPUs that the cluster has for rollouts.
+    nodes = {"num_train_nodes": 2, "num_infer_nodes": 1}
+    assert prime["deployment"] == {"type": "multi_node", "gpus_per_node": 4, **nodes}
+
+
+def test_packed_epochs_have_their_lines(found: SearchResult):
+    plan = deployment_of_search(found)
+    assert plan.loop is not None
+    loop = replace(plan.loop, colocated=True, most_staleness=0, epoch_plan="tail:.25")
+    packed = replace(plan, loop=loop)
+    texts = {name: block(packed, name) for name in FRAMEWORKS if name not in ("sglang", "prime-rl")}
+    verl = dict(line.partition("=")[::2] for line in texts["verl"].splitlines())
+    skyrl = dict(line.partition("=")[::2] for line in texts["skyrl"].splitlines())
+    for keys, at in ((verl, "+data.heddle."), (skyrl, "data.heddle.")):
+        own = {key.removeprefix(at): each for key, each in keys.items() if key.startswith(at)}
+        assert EpochSettings(**own).checked(at) == EpochPlan.of("tail:.25")
+    assert verl["data.custom_cls.name"] == "EpochDataset"
+    assert verl["actor_rollout_ref.rollout.router_config_path"] == "heddle.yaml"
+    (router,) = [x for x in texts["verl"].splitlines() if x.startswith("# heddle.yaml: ")]
+    settings = read_settings(yaml.safe_load(router.partition(": ")[2]))
+    assert settings.epoch_file == verl["+data.heddle.epoch_file"]
+    for name in ("slime", "vime"):
+        (custom,) = [x for x in texts[name].splitlines() if x.startswith("# custom.yaml: ")]
+        own = yaml.safe_load(custom.partition(": ")[2])
+        own = {key.removeprefix("heddle_"): each for key, each in own.items()}
+        assert EpochSettings(**own).checked("") == EpochPlan.of("tail:.25")
+        assert f"heddle.epochs.slime.{name.capitalize()}DataSource" in texts[name]
+    assert "serve.epoch_file=/shared/epoch.jsonl" in texts["heddle"]
+    assert "their order is random" in texts["nemo-rl"]
+    # verl's asynchronous trainer takes prompts one by one.
+    apart = replace(plan, loop=replace(loop, colocated=False))
+    assert "their order is random" in block(apart, "verl")
+    random = replace(plan, loop=replace(loop, epoch_plan="random"))
+    assert all("epoch" not in block(random, name) for name in texts)
 
 
 def test_settings_that_do_not_fit_are_left_out_unless_none_fits(tmp_path: Path):
