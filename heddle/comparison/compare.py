@@ -20,6 +20,7 @@ from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
+from heddle.search.draws import check_history
 from heddle.search.policies import is_pattern, matching
 from heddle.search.race import OnRound
 from heddle.search.tuned import tuned
@@ -72,6 +73,8 @@ def compare(
     require(not (races and roles), ROLES_NEED_NAMES)
     _check(names, seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
+    shared.history(config, trace := shared.workload(config).trace)
+    warning = check_history(config, trace, again=True)
     raced, tried = None, (tps, slots, speculation)
     if races:
         raced = tuned(config, names, *tried, seeds, jobs=jobs, workspace=shared, on_round=on_round)
@@ -101,6 +104,7 @@ def compare(
         policies=policy_results(variants, by_seed, bound, ideal, objective),
         raced=raced,
         long_runs=seeds is None and count == 1,
+        history_warning=warning,
         workspace=shared,
     )
 

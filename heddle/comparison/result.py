@@ -111,6 +111,8 @@ class Comparison(Answered):
     """Whether there is one seed because runs take long."""
     remark: str = ""
     """The last sentence of the verdict, where it is not of what was tried."""
+    history_warning: str = ""
+    """That policies know the prompts."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 
@@ -159,9 +161,10 @@ class Comparison(Answered):
 
     @property
     def warnings(self) -> list[str]:
-        """What of the configuration has no effect."""
+        """What of the configuration has no effect, and what policies know."""
         ends_s = [run.summary["makespan_s"] for run in self.runs]
-        return too_late(self.config.cluster.failures, ends_s)
+        known = [self.history_warning] if self.history_warning else []
+        return [*known, *too_late(self.config.cluster.failures, ends_s)]
 
     def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
         """As JSON; equal seeds give equal values but for `wall_s` and `run`.

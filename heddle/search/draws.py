@@ -4,6 +4,7 @@ A rollout of the trace's own number of groups is drawn from the groups of one ha
 (bootstrap). The last candidates of the first half are judged on prompts that nothing has seen.
 """
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -53,8 +54,11 @@ def check_groups(scripts: Scripts) -> None:
         )
 
 
-def check_history(config: RunConfig, trace: Trace) -> None:
-    """Refuse a history that has the trajectories that are judged on.
+def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> str:
+    """Refuse a history that has the trajectories that are judged on, or their prompts.
+
+    Prompts are the same by `group_id` and length. Where they may come `again`, as in a later epoch,
+    a warning is returned in place of a refusal; "" without one.
 
     Raises:
         ConfigError: it has more than `KNOWN` of the trace's.
@@ -62,19 +66,41 @@ def check_history(config: RunConfig, trace: Trace) -> None:
     """
     name = config.history
     if name == NONE or name.partition(":")[0] == PRIOR:
-        return
-    known = {_lengths(record) for record in read_replayed(Path(name)).records}
-    same = sum(_lengths(record) in known for record in trace.records)
-    if same > KNOWN * len(trace.records):
+        return ""
+    known, of = read_replayed(Path(name)).records, f"of the trace's {len(trace.records):,}"
+    least = KNOWN * len(trace.records)
+    if (same := _shared(trace.records, known, _lengths)) > least:
         raise ConfigError(
-            f"history {name} has {same:,} of the trace's {len(trace.records):,} trajectories, and "
-            "a policy that knows them cannot be judged on them: give rollouts of other prompts, or "
-            "--history none"
+            f"history {name} has {same:,} {of} trajectories, and a policy that knows them cannot "
+            "be judged on them: give rollouts of other prompts, or --history none"
         )
+    if (same := _shared(trace.records, known, _prompt)) <= least:
+        return ""
+    found = f"history {name} has the prompts of {same:,} {of} trajectories (by group_id and length)"
+    if again:
+        return f"{found}: makespans are those of a later epoch; new prompts may take longer"
+    raise ConfigError(
+        f"{found}, and what is judged must be new to a policy: give rollouts of other prompts, "
+        "or --history none; heddle compare judges a later epoch of the same prompts"
+    )
 
 
-def _lengths(record: TrajectoryRecord) -> tuple[int | None, ...]:
-    return tuple(step.output_tokens for step in record.steps)
+def _shared(
+    records: Sequence[TrajectoryRecord],
+    known: Sequence[TrajectoryRecord],
+    key: Callable[[TrajectoryRecord], Hashable],
+) -> int:
+    """How many of the records are also known, by a key."""
+    keys = set(map(key, known))
+    return sum(key(record) in keys for record in records)
+
+
+def _lengths(record: TrajectoryRecord) -> Hashable:
+    return record.prompt_tokens, *(step.output_tokens for step in record.steps)
+
+
+def _prompt(record: TrajectoryRecord) -> Hashable:
+    return record.group_id, record.prompt_tokens
 
 
 def places(groups: int, half: Half, seed: int) -> list[int]:

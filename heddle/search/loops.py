@@ -103,7 +103,8 @@ def search_loops(
         config, found = begun, _Loops(begun, names, shared)
         first = found.of(splits(config, train_gpus, tps))
     shared.history(config.run, found.workload.trace)
-    check_history(config.run, found.workload.trace)
+    # A training comes to its prompts again.
+    check_history(config.run, found.workload.trace, again=True)
     race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -30,6 +31,8 @@ from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.presets import PRESETS
 from heddle_trace import synth, write_trace
+from heddle_trace.files import read_trace
+from heddle_trace.schema import TrajectoryRecord
 from tests.app.journals import BRIEF, Heddle
 
 Refused = Callable[..., str]
@@ -384,6 +387,34 @@ def test_the_command_does_not_say_what_was_found(heddle: Heddle, coding: Path):
     assert [word for word in command if "=" in word] == ["cluster.report_interval_s=2"]
 
 
+def later_epoch(trace: Path) -> list[TrajectoryRecord]:
+    """Other samples of the prompts of a trace."""
+    longer = []
+    for record in read_trace(trace).records:
+        first, *rest = record.steps
+        step = msgspec.structs.replace(first, output_tokens=(first.output_tokens or 0) + 7)
+        longer.append(msgspec.structs.replace(record, steps=(step, *rest)))
+    return longer
+
+
+def test_a_comparison_says_that_policies_know_the_prompts(
+    refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
+):
+    drawn, epoch = tmp_path / "drawn.jsonl", tmp_path / "epoch.jsonl"
+    assert heddle("trace", "resample", coding, 8, 4, "-o", drawn).exit_code == 0
+    write_trace(epoch, later_epoch(coding))
+    words = ("compare", coding, "--policies", "heddle", *ON[:-1])
+    assert "a policy that knows them cannot be judged on them" in refused(*words, drawn)
+    done = heddle(*words, epoch, "--json")
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert f"Warning: {warning}" in done.stderr
+    assert "has the prompts of 32 of the trace's 32 trajectories" in warning
+    # Other prompts may have the same names: those of every synthetic trace begin at 0.
+    write_trace(tmp_path / "other.jsonl", synth("coding", 32, seed=99, samples_per_group=4))
+    done = heddle(*words, tmp_path / "other.jsonl", "--json")
+    assert "warnings" not in json.loads(done.stdout)
+
+
 def test_a_history_of_the_same_prompts_is_refused(
     refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
 ):
@@ -392,6 +423,11 @@ def test_a_history_of_the_same_prompts_is_refused(
     said = refused("plan", coding, *ON[:-1], drawn)
     assert "of the trace's 32 trajectories" in said
     assert "--history none" in said
+    write_trace(epoch := tmp_path / "epoch.jsonl", later_epoch(coding))
+    said = refused("plan", coding, *ON[:-1], epoch)
+    assert "has the prompts of 32 of the trace's 32 trajectories" in said
+    assert "--history none" in said
+    assert "heddle compare" in said
     other = tmp_path / "other.jsonl"
     write_trace(other, synth("coding", 64, seed=99, samples_per_group=8))
     done = heddle("plan", coding, *ON[:-1], other, "--budget-s", 0)
