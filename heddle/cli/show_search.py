@@ -40,7 +40,8 @@ def show_search(
     if comes is not None and comes not in rows:
         rows.append(comes)
     show_rows([_row(result, each) for each in rows])
-    of, drawn = ("one rollout", "rollouts") if result.best.loop is None else ("a batch", "loops")
+    of, drawn = ("one rollout", "rollout") if result.best.loop is None else ("a batch", "loop")
+    drawn += "" if result.draws == 1 else "s"
     means = "means" if result.best.loop is None else "means on the trace itself,"
     spread = f" and 95 % prediction intervals of {of}, over {result.draws} {drawn} of prompts that "
     click.echo(means + (spread + "the search has not seen" if result.draws else " not judged"))

@@ -53,7 +53,10 @@ def prediction_interval(
     n = len(values)
     middle = fmean(values)
     ends = [mean, middle]
-    if n > 1:
+    if n == 2 and all(longest_s):
+        # Student's t of one degree of freedom is wide by chance: 12.7 times the spread.
+        ends += values
+    elif n > 1:
         logs = [*map(math.log, values)]
         half = t_quantile(n - 1) * stdev(logs) * math.sqrt(1.0 + 1.0 / n)
         ends += [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]

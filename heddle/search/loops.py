@@ -310,9 +310,11 @@ def _judge(race: Race, found: _Loops, compared: Sequence[Variant], comes: list[V
     """
     best, *_ = compared
     own_s = found.row(best).step_s.mean
-    race.run([best, *comes], range(race.draws), half="judge", always=race.stopped)
+    first = [best, *comes]
+    at_least = len(first) if race.stopped else 0
+    race.run(first, range(race.draws), half="judge", at_least=at_least)
     race.run(compared, range(race.draws), half="judge")
-    draws = race.keep_ended(best)
+    draws = race.keep_ended([best])
     if not draws:
         race.made["judge"] = {best: {0: own_s}}
     return draws
@@ -345,7 +347,7 @@ def _rounds(
     start = min(first, key=lambda each: abs(each.train_gpus - found.train_gpus)).train_gpus
     at_start = sorted((c for c in first if c.train_gpus == start), key=lambda c: -c.cluster.tp)
     widest = {each.regime: each for each in reversed(at_start)}.values()
-    race.run(list(widest)[-1:], [0], always=True)
+    race.run(list(widest)[-1:], [0], at_least=1)
     race.run(widest, [0])
     race.run(at_start, [0], within=NEAR, own=True)
     degrees = {each.regime: each.cluster.tp for each in reversed(race.ranked())}

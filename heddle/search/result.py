@@ -166,7 +166,7 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
-    compared = _judge(race, own, None if budget_s is None else began_s + budget_s)
+    compared, draws = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     setups = {each: setup_of(config, each, shared) for each in compared}
@@ -181,28 +181,31 @@ def search(
         tried=found,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=_bound_s(setups[chosen], race.draws),
+        bound_s=_bound_s(setups[chosen], draws),
         prices=prices,
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete,
-        draws=race.draws,
+        draws=draws,
     )
 
 
-def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> list[Variant]:
-    """Run the last candidates on prompts that the search has not seen, and return those that ended.
+def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> tuple[list[Variant], int]:
+    """Run the last candidates on prompts that the search has not seen.
 
-    The best and `own` run always, the others until `ends_s`, and not after a signal.
+    Returns those that ended, and on how many draws.
+
+    The best and `own` run on one draw at least, others until `ends_s`, and not after a signal.
     """
     compared = list(dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own]))
     if not race.stopped:
         race.ends_s = ends_s
-    race.run([compared[0], *own], range(race.draws), half="judge", always=True)
+    first = [compared[0], *own]
+    race.run(first, range(race.draws), half="judge", at_least=len(first))
     race.run(compared, range(race.draws), half="judge")
-    race.keep_ended(compared[0])
-    return [each for each in compared if each in race.made["judge"]]
+    draws = race.keep_ended(first)
+    return [each for each in compared if each in race.made["judge"]], draws
 
 
 def best_of_kinds(

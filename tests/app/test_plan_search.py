@@ -264,7 +264,10 @@ def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Hed
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
-    assert len(found.best.times) == found.draws
+    # One candidate of the first policy, the widest, then that and what comes first on one draw.
+    assert found.simulations == 1 + 2
+    assert len(found.best.times) == found.draws == 1
+    assert found.best.candidate.cluster.tp == 4
     # Of what was not judged nothing is said, and whoever comes first is always judged.
     assert {each.candidate.policy for each in found.judged} == {"verl"}
 
