@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
@@ -13,10 +13,16 @@ from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.loops.config import loop_of
 from heddle.planning.deployment import Deployment, deployment_of_search
-from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
+from heddle.planning.limits import (
+    RolloutLimits,
+    recommended_of,
+    rounded,
+    spent_of,
+    unreachable,
+)
 from heddle.search.answered import Answered
 from heddle.search.loops import search_loops
-from heddle.search.result import SearchResult, search
+from heddle.search.result import SearchResult, judged_bounds, search
 from heddle.search.verdict import (
     Recommendation,
     answer_of_search,
@@ -149,30 +155,33 @@ def search_clusters(
     if objective is None:
         objective = "makespan" if limits.deadline_s is None else "cost"
     prices = _prices(config, limits, objective, classes)
-    pairs = list(product(dict.fromkeys(classes), dict.fromkeys(gpus)))
+    configs = {
+        f"{count} x {gpu}": config
+        if config.cluster.pool
+        else replace(config, cluster=replace(config.cluster, gpu=gpu, gpus=count))
+        for gpu, count in product(dict.fromkeys(classes), dict.fromkeys(gpus))
+    }
     rows: list[SearchedCluster] = []
     left_out: dict[str, str] = {}
     shared = Workspace()
+    if limits != RolloutLimits() and not regimes and not given.get("speculation"):
+        _check_bounds(configs, prices, limits, shared, given.get("slots"))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
-    for gpu, count in pairs:
-        name = f"{count} x {gpu}"
+    for name, each in configs.items():
         if rows and not rows[-1].found.complete and budget_s is None:
             left_out[name] = "not searched: interrupted"
             continue
-        cluster = config.cluster
-        if not cluster.pool:
-            cluster = replace(cluster, gpu=gpu, gpus=count)
         try:
             found = search_one(
-                replace(config, cluster=cluster),
+                each,
                 prices=prices,
-                budget_s=None if budget_s is None else budget_s / len(pairs),
+                budget_s=None if budget_s is None else budget_s / len(configs),
                 workspace=shared,
                 on_round=on_round and partial(on_round, name),
                 **given,
             )
         except (CapacityError, ConfigError, TrainingError) as error:
-            if len(pairs) == 1:
+            if len(configs) == 1:
                 raise
             left_out[name] = str(error)
         else:
@@ -182,7 +191,8 @@ def search_clusters(
         raise CapacityError(f"no cluster of these serves the trace: {reasons}")
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
-        raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
+        alone_s = 0.0 if regimes else min(row.found.setup.bound().solo_s for row in rows)
+        raise ConfigError(f"{unreachable(rows, limits)}{_alone(alone_s, limits)}")
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
         clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
@@ -196,12 +206,39 @@ def _search_loop(
     return search_loops(loop_of(config, regimes), train_gpus=train_gpus, tps=tps, **given)
 
 
-def _alone(rows: Sequence[SearchedCluster], limits: RolloutLimits) -> str:
+class _Least(NamedTuple):
+    """A cluster, and what a rollout takes there at least."""
+
+    name: str
+    makespan_s: float
+    cost: RunCost
+
+
+def _check_bounds(
+    configs: Mapping[str, RunConfig],
+    prices: Prices,
+    limits: RolloutLimits,
+    workspace: Workspace,
+    slots: Sequence[int] | None,
+) -> None:
+    """Refuse a limit that the bounds of all clusters break, before anything is simulated."""
+    rows, alone_s = [], []
+    for name, config in configs.items():
+        try:
+            pools, bounds = judged_bounds(config, workspace, slots)
+        except (CapacityError, ConfigError):
+            continue  # The search says why.
+        least_s = min(each.makespan_s for each in bounds)
+        rows.append(_Least(name, least_s, prices.cost(pools, least_s)))
+        alone_s.append(min(each.solo_s for each in bounds))
+    if rows and (all(map(limits.late, rows)) or all(map(limits.over_budget, rows))):
+        said = unreachable(rows, limits, least=True)
+        raise ConfigError(f"{said}{_alone(min(alone_s), limits)}")
+
+
+def _alone(alone_s: float, limits: RolloutLimits) -> str:
     """That no number of GPUs keeps a deadline, where the longest trajectory alone is later."""
-    if limits.deadline_s is None or rows[0].found.best.loop is not None:
-        return ""
-    alone_s = min(row.found.setup.bound().solo_s for row in rows)
-    if alone_s <= limits.deadline_s:
+    if limits.deadline_s is None or alone_s <= limits.deadline_s:
         return ""
     return f". No number of GPUs keeps it: the longest trajectory alone takes {alone_s:,.0f} s"
 
@@ -225,13 +262,13 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     best, limits = result.taken, result.limits
     said = []
     if limits.deadline_s is not None:
-        said.append(f"ends in {limits.deadline_s:,.0f} s")
+        said.append(f"ends in {rounded(limits.deadline_s, 0)} s")
     if limits.dollars is not None:
-        said.append(f"costs at most ${limits.dollars:,.2f}")
+        said.append(f"costs at most ${rounded(limits.dollars)}")
     least = "fastest" if result.objective == "makespan" else "cheapest"
     within = f" that {' and '.join(said)}" if said else ""
     paid = best.cost.dollars
-    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${paid:,.2f}"
+    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
     spread = best.found.best.makespan_s
     late = ""
     if limits.deadline_s is not None and spread.high > limits.deadline_s:

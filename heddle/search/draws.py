@@ -4,7 +4,6 @@ A rollout of the trace's own number of groups is drawn from the groups of one ha
 (bootstrap). The last candidates of the first half are judged on prompts that nothing has seen.
 """
 
-from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -64,19 +63,23 @@ def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> st
         ConfigError: it has more than `KNOWN` of the trace's.
         TraceError: it cannot be read.
     """
-    name = config.history
+    name, records = config.history, trace.records
     if name == NONE or name.partition(":")[0] == PRIOR:
         return ""
-    known, of = read_replayed(Path(name)).records, f"of the trace's {len(trace.records):,}"
-    least = KNOWN * len(trace.records)
-    if (same := _shared(trace.records, known, _lengths)) > least:
+    known = read_replayed(Path(name)).records
+    same, prompts = (
+        sum(map(set(map(key, known)).__contains__, map(key, records)))
+        for key in (_lengths, _prompt)
+    )
+    of = f"of the trace's {len(records):,} trajectories"
+    if same > KNOWN * len(records):
         raise ConfigError(
-            f"history {name} has {same:,} {of} trajectories, and a policy that knows them cannot "
-            "be judged on them: give rollouts of other prompts, or --history none"
+            f"history {name} has {same:,} {of}, and a policy that knows them cannot be judged on "
+            "them: give rollouts of other prompts, or --history none"
         )
-    if (same := _shared(trace.records, known, _prompt)) <= least:
+    if prompts <= KNOWN * len(records):
         return ""
-    found = f"history {name} has the prompts of {same:,} {of} trajectories (by group_id and length)"
+    found = f"history {name} has the prompts of {prompts:,} {of} (by group_id and length)"
     if again:
         return f"{found}: makespans are those of a later epoch; new prompts may take longer"
     raise ConfigError(
@@ -85,21 +88,11 @@ def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> st
     )
 
 
-def _shared(
-    records: Sequence[TrajectoryRecord],
-    known: Sequence[TrajectoryRecord],
-    key: Callable[[TrajectoryRecord], Hashable],
-) -> int:
-    """How many of the records are also known, by a key."""
-    keys = set(map(key, known))
-    return sum(key(record) in keys for record in records)
-
-
-def _lengths(record: TrajectoryRecord) -> Hashable:
+def _lengths(record: TrajectoryRecord) -> tuple[int | None, ...]:
     return record.prompt_tokens, *(step.output_tokens for step in record.steps)
 
 
-def _prompt(record: TrajectoryRecord) -> Hashable:
+def _prompt(record: TrajectoryRecord) -> tuple[str, int | None]:
     return record.group_id, record.prompt_tokens
 
 

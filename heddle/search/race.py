@@ -138,8 +138,7 @@ class Race:
     def keep_ended(self, kept: Sequence[Variant]) -> int:
         """Forget judged draws without one of `kept`, and candidates without one of the others.
 
-        Returns:
-            The draws that are left.
+        Returns how many draws are left.
         """
         made = self.made["judge"]
         draws = sorted(set.intersection(*(set(made.get(each, {})) for each in kept)))
@@ -167,7 +166,6 @@ class Race:
         """
         made = self.made[half]
         jobs: list[Job] = []
-        ends_s = NEVER if self.ends_s is None else self.ends_s
         for number in draws:
             by_kind = _best(made, number)
             least_s = min(by_kind.values(), default=NEVER)
@@ -176,23 +174,17 @@ class Race:
                     each,
                     Draw(half, number),
                     within * (by_kind.get(kind_of(each), NEVER) if own else least_s),
-                    NEVER if number == draws[0] and place < at_least else ends_s,
+                    NEVER if number == draws[0] and place < at_least else self.ends_s or NEVER,
                 )
                 for place, each in enumerate(dict.fromkeys(candidates))
                 if number not in made.get(each, {})
             ]
-        if self.over:
-            jobs = [job for job in jobs if job.ends_s == NEVER]
-        if not jobs:
+        if not jobs or (self.over and not at_least):
             return
-
-        def order(job: Job) -> tuple[int, float]:
-            # Whole draws where the time may end before the last; the longest first, so that
-            # processes end at about the same time.
-            draw = job.draw.number if half == "judge" and self.ends_s is not None else 0
-            return draw, -self.wall_s.get(job.candidate, NEVER)
-
-        jobs.sort(key=order)
+        # Whole draws of what is judged, as the time may end before the last; the longest first, so
+        # that processes end at about the same time.
+        took, by_draw = self.wall_s, half == "judge"
+        jobs.sort(key=lambda j: (by_draw * j.draw.number, -took.get(j.candidate, NEVER)))
         watch = None
         if self._on_round is not None:
             ranked = self.ranked(half if half == "whole" else "search")
@@ -208,10 +200,10 @@ class Race:
             out=None,
             watch=watch,
         )
-        self.simulations += len(jobs)
         for job, (seconds, wall_s, running) in zip(jobs, found, strict=True):
             if seconds == CUT:
                 continue
+            self.simulations += 1
             made[job.candidate][job.draw.number] = seconds
             self.wall_s[job.candidate] = max(wall_s, self.wall_s.get(job.candidate, 0.0))
             slots = job.candidate.cluster.max_running

@@ -8,14 +8,16 @@ from functools import cache, partial
 from statistics import fmean
 from typing import Any, Final
 
-from heddle.comparison.tuning import Variant, speculations, tuning, with_policy
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClusterProfiles
+from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.deployment import LoopSplit
-from heddle.runs.bound import alone_s
+from heddle.runs.bound import Bound, alone_s
 from heddle.search.draws import Draw, check_groups, check_history, drawn, places
 from heddle.search.interval import PredictionInterval, prediction_interval
-from heddle.search.jobs import race_of
+from heddle.search.jobs import draws_of, race_of
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
     LAST,
@@ -30,6 +32,7 @@ from heddle.search.race import (
 )
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
+from heddle.workload import Workload
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
@@ -299,11 +302,30 @@ def _judged(
     )
 
 
+def judged_bounds(
+    config: RunConfig, workspace: Workspace, slots: Sequence[int] | None
+) -> tuple[Mapping[str, int], list[Bound]]:
+    """GPUs by type, and what bounds each rollout that `search` may judge without `speculation`."""
+    base = tuning(config, tps="best", workspace=workspace).base
+    workload = workspace.workload(replace(config, cluster=base))
+    profiles = workspace.profiles(base)
+    cluster = replace(base, max_running=max(running_steps(base, profiles, slots or "best")))
+    return profiles.pools, _bounds(workload, profiles, cluster, config.seed, draws_of(workload))
+
+
+def _bounds(
+    workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig, seed: int, draws: int
+) -> list[Bound]:
+    """What bounds each judged rollout."""
+    judged = (drawn(workload, Draw("judge", number), seed) for number in range(draws))
+    return [makespan_bound(each, profiles, cluster) for each in judged]
+
+
 def _bound_s(setup: RunSetup, draws: int) -> float:
     """Mean of what bounds each judged rollout."""
-    seed, cluster, profiles = setup.config.seed, setup.config.cluster, setup.profiles
-    judged = (drawn(setup.workload, Draw("judge", number), seed) for number in range(draws))
-    return fmean(makespan_bound(each, profiles, cluster).makespan_s for each in judged)
+    config = setup.config
+    bounds = _bounds(setup.workload, setup.profiles, config.cluster, config.seed, draws)
+    return fmean(each.makespan_s for each in bounds)
 
 
 def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:
