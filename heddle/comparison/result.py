@@ -18,7 +18,13 @@ from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
 from heddle.search.answered import Answered
-from heddle.search.compared import answer_of, deployment_of_comparison, plain_answer
+from heddle.search.compared import (
+    answer_of,
+    deployment_of_comparison,
+    interval_of,
+    plain_answer,
+    times_of,
+)
 from heddle.search.tuned import Tuned
 from heddle.search.verdict import Recommendation
 from heddle.setup import Workspace
@@ -78,7 +84,7 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain_range(self.bound_fraction * self.makespan_s.mean),
+            "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,
@@ -133,7 +139,7 @@ class Comparison(Answered):
 
     def rows(self) -> list[dict[str, Any]]:
         """The best of each policy as JSON, the best first."""
-        return [row.plain() for row in self.ranking]
+        return [self._plain(row) for row in self.ranking]
 
     @property
     def best_rows(self) -> tuple[PolicyResult, ...]:
@@ -215,12 +221,16 @@ class Comparison(Answered):
                 {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
             ],
             "policies": [
-                {**row.plain(), "over_best_baseline": self.over_best_baseline(row)}
+                {**self._plain(row), "over_best_baseline": self.over_best_baseline(row)}
                 if baseline
-                else row.plain()
+                else self._plain(row)
                 for row in self.policies
             ],
         }
+
+    def _plain(self, row: PolicyResult) -> dict[str, Any]:
+        spread = interval_of(self, times_of(row)).plain()
+        return {**row.plain(), "makespan_s": {**row.makespan_s.plain(), **spread}}
 
     def _speculation(self) -> dict[str, Any]:
         """Speculative decoding of the cluster, with the acceptance that was taken."""

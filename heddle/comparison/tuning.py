@@ -23,7 +23,7 @@ from heddle.cluster.profiles import (
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.search.policies import is_other_system
+from heddle.search.policies import full_name, is_other_system
 from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
 from heddle_core.parts.planner import FixedPlan, SharesPlan
@@ -68,6 +68,11 @@ class Variant:
     """Of an RL loop, as the next."""
     train_gpus: int = 0
     epoch_plan: str = ""
+
+    @property
+    def full_policy(self) -> str:
+        """The policy's name with all parts that it runs with."""
+        return full_name(self.policy, adaptive=self.cluster.adaptive)
 
     @property
     def contest(self) -> tuple[str, bool]:
@@ -129,9 +134,10 @@ class Tuning:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
                 tried = self.roles and bool(cluster.roles)
                 label = self._label(cluster, planned, swept=swept or tried)
+                full = full_name(name, adaptive=cluster.adaptive)
                 made.append(
                     Variant(
-                        name=f"{name}@{label}" if label else name,
+                        name=f"{full}@{label}" if label else full,
                         policy=name,
                         cluster=cluster,
                         swept=(swept or len(settings) > 1) and not tried,

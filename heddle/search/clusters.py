@@ -1,5 +1,6 @@
 """Which of several clusters to take: each is searched, and the best that keeps the limits taken."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -271,7 +272,7 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
     spread = best.found.best.makespan_s
     late = ""
-    if limits.deadline_s is not None and spread.high > limits.deadline_s:
+    if spread.high is not None and spread.high > (limits.deadline_s or math.inf):
         late = f" A rollout of other prompts may take {spread.high:,.0f} s."
     return (
         f"Take {best.name}, {cost} a rollout: the {least} of {len(result.clusters)} clusters"

@@ -282,7 +282,10 @@ class _Loops:
         return Judged(
             candidate=candidate,
             makespan_s=replace(
-                spread, mean=own_s, low=min(spread.low, own_s), high=max(spread.high, own_s)
+                spread,
+                mean=own_s,
+                low=None if spread.low is None else min(spread.low, own_s),
+                high=None if spread.high is None else max(spread.high, own_s),
             ),
             times=times,
             engines=engines_of(setup.run),

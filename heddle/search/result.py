@@ -176,8 +176,11 @@ def search(
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
-    longest_s = _longest_s(setups[chosen])
-    judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
+    longest = longest_s(setups[chosen].workload, setups[chosen].profiles, base)
+    halves = [
+        [longest[p] for p in places(len(longest), h, config.seed)] for h in ("judge", "search")
+    ]
+    judged = {each: _judged(race, each, setups[each], halves) for each in setups}
     return SearchResult(
         setup=setups[chosen],
         judged=best_of_kinds(judged, chosen, own),
@@ -257,7 +260,7 @@ def name_of(candidate: Variant) -> str:
     """A candidate in words."""
     cluster = candidate.cluster
     engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
-    name = f"{candidate.policy} with {engines}, {cluster.running} slots"
+    name = f"{candidate.full_policy} with {engines}, {cluster.running} slots"
     if not candidate.regime:
         return name
     packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
@@ -290,7 +293,7 @@ def setup_of(config: RunConfig, candidate: Variant, workspace: Workspace) -> Run
 
 
 def _judged(
-    race: Race, candidate: Variant, setup: RunSetup, longest_s: tuple[list[float], list[float]]
+    race: Race, candidate: Variant, setup: RunSetup, longest_s: Sequence[Sequence[float]]
 ) -> Judged:
     times = tuple(race.made["judge"][candidate].values())
     searched = [each for each in race.made["search"].get(candidate, {}).values() if each < NEVER]
@@ -328,18 +331,11 @@ def _bound_s(setup: RunSetup, draws: int) -> float:
     return fmean(each.makespan_s for each in bounds)
 
 
-def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:
-    """Time alone of the longest trajectory of each group, in seconds: judged, and searched on."""
-    scripts, cluster = setup.workload.scripts, setup.config.cluster
-    seconds = alone_s(scripts, setup.profiles.tables(), max_running=cluster.max_running)
-    longest = [
-        float(seconds[own].max()) for own in scripts.trajectory("group").occurring().values()
-    ]
-    judged, searched = (
-        [longest[place] for place in places(len(longest), half, setup.config.seed)]
-        for half in ("judge", "search")
-    )
-    return judged, searched
+def longest_s(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> list[float]:
+    """Time alone of the longest trajectory of each group, in seconds."""
+    seconds = alone_s(workload.scripts, profiles.tables(), max_running=cluster.max_running)
+    groups = workload.scripts.trajectory("group").occurring().values()
+    return [float(seconds[own].max()) for own in groups]
 
 
 def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:
