@@ -224,14 +224,11 @@ def _config(
         from heddle.cli.logs import USUAL, with_rollout
 
         sources += [option_value(key, value, key) for key, value in USUAL.items()]
-    for name, several in _SEVERAL.items():
-        value = keys.get(name, 0)
-        require(
-            value != "best" and isinstance(value, int | str),
-            f"{name}={value!r}: {name} is one number; compare and loop try several, or 'best', as "
-            f"{several}, and plan tries all",
-        )
     for name, value in keys.items():
+        one = name not in _SEVERAL or (value != "best" and isinstance(value, int | str))
+        require(
+            one, f"{name}={value!r}: it is one number; {_SEVERAL.get(name)} are several, or best"
+        )
         key = f"cluster.{name}" if name in _CLUSTER else name
         sources.append(option_value(key, _plain(value), f"{name}={value!r}"))
     for key, value in (settings or {}).items():

@@ -18,13 +18,7 @@ from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
 from heddle.search.answered import Answered
-from heddle.search.compared import (
-    answer_of,
-    deployment_of_comparison,
-    interval_of,
-    plain_answer,
-    times_of,
-)
+from heddle.search.compared import answer_of, deployment_of_comparison, interval_of, plain_answer
 from heddle.search.tuned import Tuned
 from heddle.search.verdict import Recommendation
 from heddle.setup import Workspace
@@ -60,6 +54,11 @@ class PolicyResult:
         """The name of the row."""
         return self.variant.name
 
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Makespans by seed, in seconds."""
+        return tuple(run.summary["makespan_s"] for run in self.runs)
+
     def figure(self, key: str) -> float | None:
         """Mean over the seeds that have it."""
         known = [run.summary[key] for run in self.runs if run.summary[key] is not None]
@@ -84,7 +83,6 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain(),
             "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,
@@ -118,7 +116,6 @@ class Comparison(Answered):
     remark: str = ""
     """The last sentence of the verdict, where it is not of what was tried."""
     history_warning: str = ""
-    """That policies know the prompts."""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 
@@ -221,16 +218,15 @@ class Comparison(Answered):
                 {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
             ],
             "policies": [
-                {**self._plain(row), "over_best_baseline": self.over_best_baseline(row)}
-                if baseline
-                else self._plain(row)
+                self._plain(row)
+                | ({"over_best_baseline": self.over_best_baseline(row)} if baseline else {})
                 for row in self.policies
             ],
         }
 
     def _plain(self, row: PolicyResult) -> dict[str, Any]:
-        spread = interval_of(self, times_of(row)).plain()
-        return {**row.plain(), "makespan_s": {**row.makespan_s.plain(), **spread}}
+        made = interval_of(self, row.times).plain() | row.makespan_s.plain()
+        return row.plain() | {"makespan_s": made}
 
     def _speculation(self) -> dict[str, Any]:
         """Speculative decoding of the cluster, with the acceptance that was taken."""

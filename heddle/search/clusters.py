@@ -14,13 +14,7 @@ from heddle.cost.objective import Objective, prices_for
 from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.loops.config import loop_of
 from heddle.planning.deployment import Deployment, deployment_of_search
-from heddle.planning.limits import (
-    RolloutLimits,
-    recommended_of,
-    rounded,
-    spent_of,
-    unreachable,
-)
+from heddle.planning.limits import RolloutLimits, recommended_of, rounded, spent_of, unreachable
 from heddle.search.answered import Answered
 from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult, judged_bounds, search
@@ -166,7 +160,11 @@ def search_clusters(
     left_out: dict[str, str] = {}
     shared = Workspace()
     if limits != RolloutLimits() and not regimes and not given.get("speculation"):
-        _check_bounds(configs, prices, limits, shared, given.get("slots"))
+        slots = given.get("slots")
+        at_least = [b for each in configs.items() for b in _least(*each, prices, shared, slots)]
+        if at_least and (all(map(limits.late, at_least)) or all(map(limits.over_budget, at_least))):
+            alone_s = min(each.alone_s for each in at_least)
+            raise ConfigError(unreachable(at_least, limits, least=True) + _alone(alone_s, limits))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
     for name, each in configs.items():
         if rows and not rows[-1].found.complete and budget_s is None:
@@ -213,28 +211,20 @@ class _Least(NamedTuple):
     name: str
     makespan_s: float
     cost: RunCost
+    alone_s: float
+    """Of the longest trajectory."""
 
 
-def _check_bounds(
-    configs: Mapping[str, RunConfig],
-    prices: Prices,
-    limits: RolloutLimits,
-    workspace: Workspace,
-    slots: Sequence[int] | None,
-) -> None:
-    """Refuse a limit that the bounds of all clusters break, before anything is simulated."""
-    rows, alone_s = [], []
-    for name, config in configs.items():
-        try:
-            pools, bounds = judged_bounds(config, workspace, slots)
-        except (CapacityError, ConfigError):
-            continue  # The search says why.
-        least_s = min(each.makespan_s for each in bounds)
-        rows.append(_Least(name, least_s, prices.cost(pools, least_s)))
-        alone_s.append(min(each.solo_s for each in bounds))
-    if rows and (all(map(limits.late, rows)) or all(map(limits.over_budget, rows))):
-        said = unreachable(rows, limits, least=True)
-        raise ConfigError(f"{said}{_alone(min(alone_s), limits)}")
+def _least(
+    name: str, config: RunConfig, prices: Prices, shared: Workspace, slots: Any
+) -> list[_Least]:
+    """None where the search says why there is none."""
+    try:
+        pools, bounds = judged_bounds(config, shared, slots)
+    except (CapacityError, ConfigError):
+        return []
+    least_s = min(each.makespan_s for each in bounds)
+    return [_Least(name, least_s, prices.cost(pools, least_s), min(b.solo_s for b in bounds))]
 
 
 def _alone(alone_s: float, limits: RolloutLimits) -> str:

@@ -37,7 +37,7 @@ def answer_of(comparison: "Comparison") -> Recommendation | None:
     rows = [row for row in comparison.ranking if not needs_oracle(row.variant.policy)]
     if not rows:
         return None
-    same, _ = ties_of({row.variant: times_of(row) for row in rows})
+    same, _ = ties_of({row.variant: row.times for row in rows})
     chosen = min(same, key=partial(simplicity, comparison.config, comparison.workspace))
     rows.sort(key=lambda row: row.variant is not chosen)
     # Those that a sentence or an export names: engines of others need not be planned.
@@ -91,12 +91,7 @@ def _untried(comparison: "Comparison") -> str:
 
 def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:
     """A row of a comparison, with its engines."""
-    return _judged(comparison, row.variant, times_of(row))
-
-
-def times_of(row: "PolicyResult") -> tuple[float, ...]:
-    """Makespans by seed, in seconds."""
-    return tuple(run.summary["makespan_s"] for run in row.runs)
+    return _judged(comparison, row.variant, row.times)
 
 
 def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:

@@ -56,8 +56,7 @@ def check_groups(scripts: Scripts) -> None:
 def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> str:
     """Refuse a history that has the trajectories that are judged on, or their prompts.
 
-    Prompts are the same by `group_id` and length. Where they may come `again`, as in a later epoch,
-    a warning is returned in place of a refusal; "" without one.
+    Of prompts that may come `again`, as in a later epoch, it returns a warning.
 
     Raises:
         ConfigError: it has more than `KNOWN` of the trace's.
@@ -80,12 +79,12 @@ def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> st
     if prompts <= KNOWN * len(records):
         return ""
     found = f"history {name} has the prompts of {prompts:,} {of} (by group_id and length)"
-    if again:
-        return f"{found}: makespans are those of a later epoch; new prompts may take longer"
-    raise ConfigError(
-        f"{found}, and what is judged must be new to a policy: give rollouts of other prompts, "
-        "or --history none; heddle compare judges a later epoch of the same prompts"
-    )
+    if not again:
+        raise ConfigError(
+            f"{found}, and what is judged must be new to a policy: give rollouts of other prompts, "
+            "or --history none; heddle compare judges a later epoch of the same prompts"
+        )
+    return f"{found}: makespans are those of a later epoch; new prompts may take longer"
 
 
 def _lengths(record: TrajectoryRecord) -> tuple[int | None, ...]:

@@ -279,14 +279,11 @@ class _Loops:
         known = race.made["search"].get(candidate, {}).values() if len(times) > 1 else ()
         spread = prediction_interval(times, [each for each in known if each < NEVER])
         own_s = row.step_s.mean
+        if spread.low is not None and spread.high is not None:
+            spread = replace(spread, low=min(spread.low, own_s), high=max(spread.high, own_s))
         return Judged(
             candidate=candidate,
-            makespan_s=replace(
-                spread,
-                mean=own_s,
-                low=None if spread.low is None else min(spread.low, own_s),
-                high=None if spread.high is None else max(spread.high, own_s),
-            ),
+            makespan_s=replace(spread, mean=own_s),
             times=times,
             engines=engines_of(setup.run),
             loop=split_of(row, packed=packed if (packed := candidate.epoch_plan) == PACKED else ""),
@@ -313,9 +310,8 @@ def _judge(race: Race, found: _Loops, compared: Sequence[Variant], comes: list[V
     """
     best, *_ = compared
     own_s = found.row(best).step_s.mean
-    first = [best, *comes]
-    at_least = len(first) if race.stopped else 0
-    race.run(first, range(race.draws), half="judge", at_least=at_least)
+    at_least = 1 + len(comes) if race.stopped else 0
+    race.run([best, *comes], range(race.draws), half="judge", at_least=at_least)
     race.run(compared, range(race.draws), half="judge")
     draws = race.keep_ended([best])
     if not draws:

@@ -7,7 +7,7 @@ from typing import Final
 
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
-from heddle_core.presets import ADAPTIVE, PRESETS
+from heddle_core.presets import PRESETS
 
 FIRST: Final = "verl"
 """Tried before all others; as it comes, it is what others are compared with."""
@@ -59,21 +59,13 @@ def expanded(names: Sequence[str], known: Sequence[str], kind: str) -> list[str]
             plain = "".join(c for c in name if c not in "*?[]")
             near = get_close_matches(plain, known, n=1, cutoff=0.0)
             raise ConfigError(
-                f"--{kind} {name}: none of the shipped {kind} matches it; the nearest "
-                f"is {near[0]!r}; heddle {kind} list has all"
+                f"--{kind} {name}: none of the shipped {kind} matches it; did you mean "
+                f"{near[0]!r}? heddle {kind} list has all"
             )
         new = [each for each in matched if each not in found]
         found += new
         by_pattern |= set(new)
     return found
-
-
-def full_name(policy: str, *, adaptive: bool) -> str:
-    """The policy with the part that `cluster.max_running` ``auto`` adds to all but `heddle`."""
-    base, *parts = policy.split("+")
-    return (
-        policy if not adaptive or base == OURS[0] or ADAPTIVE in parts else f"{policy}+{ADAPTIVE}"
-    )
 
 
 def is_ours(policy: str) -> bool:

@@ -176,20 +176,22 @@ def search(
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
-    longest = longest_s(setups[chosen].workload, setups[chosen].profiles, base)
+    at = setups[chosen]
+    longest = longest_s(at.workload, at.profiles, base)
     halves = [
         [longest[p] for p in places(len(longest), h, config.seed)] for h in ("judge", "search")
     ]
     judged = {each: _judged(race, each, setups[each], halves) for each in setups}
+    bounds = _bounds(at.workload, at.profiles, at.config.cluster, config.seed, draws)
     return SearchResult(
-        setup=setups[chosen],
+        setup=at,
         judged=best_of_kinds(judged, chosen, own),
         tried=found,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=_bound_s(setups[chosen], draws),
+        bound_s=fmean(each.makespan_s for each in bounds),
         prices=prices,
-        gpus=setups[chosen].profiles.pools,
+        gpus=at.profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete,
@@ -312,23 +314,15 @@ def judged_bounds(
     base = tuning(config, tps="best", workspace=workspace).base
     workload = workspace.workload(replace(config, cluster=base))
     profiles = workspace.profiles(base)
-    cluster = replace(base, max_running=max(running_steps(base, profiles, slots or "best")))
-    return profiles.pools, _bounds(workload, profiles, cluster, config.seed, draws_of(workload))
+    base = replace(base, max_running=max(running_steps(base, profiles, slots or "best")))
+    return profiles.pools, _bounds(workload, profiles, base, config.seed, draws_of(workload))
 
 
 def _bounds(
     workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig, seed: int, draws: int
 ) -> list[Bound]:
-    """What bounds each judged rollout."""
     judged = (drawn(workload, Draw("judge", number), seed) for number in range(draws))
     return [makespan_bound(each, profiles, cluster) for each in judged]
-
-
-def _bound_s(setup: RunSetup, draws: int) -> float:
-    """Mean of what bounds each judged rollout."""
-    config = setup.config
-    bounds = _bounds(setup.workload, setup.profiles, config.cluster, config.seed, draws)
-    return fmean(each.makespan_s for each in bounds)
 
 
 def longest_s(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> list[float]:

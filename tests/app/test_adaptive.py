@@ -72,5 +72,12 @@ def test_a_recommendation_says_auto(heddle: Heddle, trace: Path) -> None:
         *("compare", str(trace), *CLUSTER, "--seeds", "1", "--json"),
         *("--policies", "verl,prime-rl", "--max-running", "auto"),
     )
-    command = json.loads(done.stdout)["recommended"]["command"]
+    found = json.loads(done.stdout)
+    command = found["recommended"]["command"]
     assert command[command.index("--max-running") + 1] == "auto"
+    # The name is that of what is exported.
+    name = found["recommended"]["policy"]
+    assert name in ("verl+adaptive", "prime-rl+adaptive")
+    assert name in [row["policy"] for row in found["policies"]]
+    assert f"Run {name} with" in found["verdict"]
+    assert f"policy {name}" in found["recommended"]["export"]["skyrl"]

@@ -138,7 +138,12 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
 
 def test_an_interval_is_that_of_one_more_value():
     one = prediction_interval([10.0])
-    assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
+    assert (one.low, one.mean, one.high, one.text) == (None, 10.0, None, "-")
+    tail = prediction_interval([10.0], (), [[1.0, 2.0, 3.0, 5.0]])
+    assert tail.low < 10.0 < tail.high
+    # Two tell of no spread, and what is known of lengths does.
+    two = prediction_interval([10.0], [11.0], [[5.0, 5.0], [5.0, 5.0]])
+    assert (two.low, two.mean, two.high) == (10.0, 10.0, 11.0)
     # Of logarithms 1.9, 2, 2.1: t(2) is 4.303, the deviation 0.1, and sqrt(1 + 1/3) 1.1547.
     times = [math.exp(each) for each in (1.9, 2.0, 2.1)]
     three = prediction_interval(times)
