@@ -61,8 +61,8 @@ def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
         table.padding = (0, 1, 0, 0)
     if (over := _width(table) - within) > 0:
         longest = max(table.columns[1:], key=lambda each: max(map(len, map(str, each.cells))))
-        room = max(map(len, map(str, longest.cells))) - over
-        longest._cells = [textwrap.fill(str(cell), max(room, 1)) for cell in longest.cells]
+        width = max(map(len, map(str, longest.cells))) - over
+        longest._cells = [textwrap.fill(str(cell), max(width, 1)) for cell in longest.cells]
     show(table)
 
 

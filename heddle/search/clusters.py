@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -150,21 +151,13 @@ def search_clusters(
     if objective is None:
         objective = "makespan" if limits.deadline_s is None else "cost"
     prices = _prices(config, limits, objective, classes)
-    configs = {
-        f"{count} x {gpu}": config
-        if config.cluster.pool
-        else replace(config, cluster=replace(config.cluster, gpu=gpu, gpus=count))
-        for gpu, count in product(dict.fromkeys(classes), dict.fromkeys(gpus))
-    }
+    pairs = product(dict.fromkeys(classes), dict.fromkeys(gpus))
+    configs = {f"{count} x {gpu}": _on(config, gpu, count) for gpu, count in pairs}
     rows: list[SearchedCluster] = []
     left_out: dict[str, str] = {}
     shared = Workspace()
     if limits != RolloutLimits() and not regimes and not given.get("speculation"):
-        slots = given.get("slots")
-        at_least = [b for each in configs.items() for b in _least(*each, prices, shared, slots)]
-        if at_least and (all(map(limits.late, at_least)) or all(map(limits.over_budget, at_least))):
-            alone_s = min(each.alone_s for each in at_least)
-            raise ConfigError(unreachable(at_least, limits, least=True) + _alone(alone_s, limits))
+        _check_bounds(configs, limits, prices, shared, given.get("slots"))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
     for name, each in configs.items():
         if rows and not rows[-1].found.complete and budget_s is None:
@@ -215,16 +208,29 @@ class _Least(NamedTuple):
     """Of the longest trajectory."""
 
 
-def _least(
-    name: str, config: RunConfig, prices: Prices, shared: Workspace, slots: Any
-) -> list[_Least]:
-    """None where the search says why there is none."""
-    try:
-        pools, bounds = judged_bounds(config, shared, slots)
-    except (CapacityError, ConfigError):
-        return []
-    least_s = min(each.makespan_s for each in bounds)
-    return [_Least(name, least_s, prices.cost(pools, least_s), min(b.solo_s for b in bounds))]
+def _check_bounds(
+    configs: Mapping[str, RunConfig],
+    limits: RolloutLimits,
+    prices: Prices,
+    shared: Workspace,
+    slots: Sequence[int] | None,
+) -> None:
+    """Refuse limits that the bounds of all clusters break."""
+    rows = []
+    for name, config in configs.items():
+        with suppress(CapacityError, ConfigError):  # The search says why.
+            pools, bounds = judged_bounds(config, shared, slots)
+            least_s, alone_s = (min(b.makespan_s for b in bounds), min(b.solo_s for b in bounds))
+            rows.append(_Least(name, least_s, prices.cost(pools, least_s), alone_s))
+    if rows and (all(map(limits.late, rows)) or all(map(limits.over_budget, rows))):
+        alone = _alone(min(each.alone_s for each in rows), limits)
+        raise ConfigError(f"{unreachable(rows, limits, least=True)}{alone}")
+
+
+def _on(config: RunConfig, gpu: str, count: int) -> RunConfig:
+    if config.cluster.pool:
+        return config
+    return replace(config, cluster=replace(config.cluster, gpu=gpu, gpus=count))
 
 
 def _alone(alone_s: float, limits: RolloutLimits) -> str:

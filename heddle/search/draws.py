@@ -65,7 +65,10 @@ def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> st
     name, records = config.history, trace.records
     if name == NONE or name.partition(":")[0] == PRIOR:
         return ""
-    known = read_replayed(Path(name)).records
+    earlier = read_replayed(Path(name))
+    if earlier.sha256 == trace.sha256:
+        return ""  # `resolve_history` refuses it.
+    known = earlier.records
     same, prompts = (
         sum(map(set(map(key, known)).__contains__, map(key, records)))
         for key in (_lengths, _prompt)

@@ -102,7 +102,6 @@ def search_loops(
     if begun is not None:
         config, found = begun, _Loops(begun, names, shared)
         first = found.of(splits(config, train_gpus, tps))
-    shared.history(config.run, found.workload.trace)
     # A training comes to its prompts again.
     check_history(config.run, found.workload.trace, again=True)
     race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)

@@ -156,9 +156,8 @@ def search(
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=(base := settings.base))
-    check_groups(shared.workload(config).scripts)
-    shared.history(config, trace := shared.workload(config).trace)
-    check_history(config, trace)
+    check_groups((workload := shared.workload(config)).scripts)
+    check_history(config, workload.trace)
     candidates = settings.variants(config, names, shared)
     rounds_s = None if budget_s is None else SEARCHED * budget_s
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=rounds_s, on_round=on_round)
@@ -176,22 +175,17 @@ def search(
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups |= {each: setup_of(config, each, shared) for each in named_ties(ties, setups)}
-    at = setups[chosen]
-    longest = longest_s(at.workload, at.profiles, base)
-    halves = [
-        [longest[p] for p in places(len(longest), h, config.seed)] for h in ("judge", "search")
-    ]
+    halves = _longest_of_halves(setups[chosen])
     judged = {each: _judged(race, each, setups[each], halves) for each in setups}
-    bounds = _bounds(at.workload, at.profiles, at.config.cluster, config.seed, draws)
     return SearchResult(
-        setup=at,
+        setup=setups[chosen],
         judged=best_of_kinds(judged, chosen, own),
         tried=found,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=fmean(each.makespan_s for each in bounds),
+        bound_s=_bound_s(setups[chosen], draws),
         prices=prices,
-        gpus=at.profiles.pools,
+        gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete,
@@ -323,6 +317,20 @@ def _bounds(
 ) -> list[Bound]:
     judged = (drawn(workload, Draw("judge", number), seed) for number in range(draws))
     return [makespan_bound(each, profiles, cluster) for each in judged]
+
+
+def _bound_s(setup: RunSetup, draws: int) -> float:
+    """Mean of what bounds each judged rollout."""
+    config = setup.config
+    bounds = _bounds(setup.workload, setup.profiles, config.cluster, config.seed, draws)
+    return fmean(each.makespan_s for each in bounds)
+
+
+def _longest_of_halves(setup: RunSetup) -> list[list[float]]:
+    """As `longest_s`: judged, and searched on."""
+    longest = longest_s(setup.workload, setup.profiles, setup.config.cluster)
+    halves = (places(len(longest), half, setup.config.seed) for half in ("judge", "search"))
+    return [[longest[place] for place in half] for half in halves]
 
 
 def longest_s(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> list[float]:
