@@ -63,7 +63,7 @@ def compare(
         ConfigError: a value that cannot be used.
         ValueError: any other of the packages' errors for bad input.
     """
-    names = [policies] if isinstance(policies, str) else policies
+    names = _names("policies", policies)
     speculation, keys = _speculation(keys)
     given = {key: keys.pop(key) for key in [*keys] if key in _COMPARED}
     config = _config(trace, settings, keys, out)
@@ -132,7 +132,7 @@ def plan(
         keys |= {"gpu": types[0]} if types else {}
     config = _config(trace, settings, keys, out)
     cluster = config.cluster
-    names = [policies] if isinstance(policies, str) else policies
+    names = _names("policies", policies)
     return search_clusters(
         config,
         policies=None if names is None else matching(names, config),
@@ -141,7 +141,9 @@ def plan(
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
         objective=config.plan.objective if isinstance(config, Config) else None,
         framework=config.plan.framework if isinstance(config, Config) else None,
-        regimes=regime_names(regimes, config.regimes if isinstance(config, Config) else {}),
+        regimes=regime_names(
+            _names("regimes", regimes) or (), config.regimes if isinstance(config, Config) else {}
+        ),
         budget_s=budget_s,
         speculation=speculation,
         slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,
@@ -190,13 +192,17 @@ def loop(
     named = {} if policy is None else {"policy.preset": policy}
     config = _config(trace, {**named, **(settings or {})}, keys, out)
     assert isinstance(config, Config)
-    made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
+    made = loop_of(
+        config, regime_names(_names("regimes", regimes) or (), config.regimes), seeds=seeds
+    )
     given = {"loop.train_gpus": train_gpus, "cluster.tp": tps, "cluster.max_running": slots}
     swept = {key: _listed(value) for key, value in given.items()}
     objective = config.plan.objective or "makespan"
     return compare_settings(made, swept, speculation, objective=objective, jobs=jobs)
 
 
+_SEVERAL = {"tp": "tps", "max_running": "slots"}
+"""Keys of one number, and the arguments for several."""
 _COMPARED = ("roles", "jobs", "executor", "workspace", "objective")
 """Arguments of `heddle.comparison.compare.compare` that are passed on."""
 
@@ -220,6 +226,10 @@ def _config(
 
         sources += [option_value(key, value, key) for key, value in USUAL.items()]
     for name, value in keys.items():
+        one = name not in _SEVERAL or (value != "best" and isinstance(value, int | str))
+        require(
+            one, f"{name}={value!r}: it is one number; {_SEVERAL.get(name)} are several, or best"
+        )
         key = f"cluster.{name}" if name in _CLUSTER else name
         sources.append(option_value(key, _plain(value), f"{name}={value!r}"))
     for key, value in (settings or {}).items():
@@ -243,6 +253,16 @@ def _given(keys: Mapping[str, Any], settings: Mapping[str, Any] | None) -> set[s
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
+
+
+def _names(argument: str, given: str | Sequence[str] | None) -> Sequence[str] | None:
+    """Names, of text with commas between too."""
+    names = [n.strip() for n in given.split(",")] if isinstance(given, str) else given
+    require(
+        names is None or (isinstance(names, Sequence) and all(isinstance(n, str) for n in names)),
+        f"{argument} must be a name or a list of names, not {given!r}",
+    )
+    return names
 
 
 def _listed(numbers: Numbers) -> Choice:

@@ -219,9 +219,10 @@ def show_remedies(remedies: "Sequence[Remedy]", why_none: str) -> None:
     if why_none:
         click.echo(f"no remedies: {why_none}")
     for number, each in enumerate(remedies, start=1):
-        low, high = (round(end * 100.0) for end in (each.low, each.high))
+        ends = [round(end * 100.0) for end in (each.low, each.high) if end is not None]
+        spread = "{} to {} %".format(*ends) if ends else "one simulation: no interval"
         click.echo(
-            f"{number}. {each.setting}: {each.saving * 100.0:.0f} % less time ({low} to {high} %), "
+            f"{number}. {each.setting}: {each.saving * 100.0:.0f} % less time ({spread}), "
             f"simulated, over {each.over}"
         )
         click.echo(textwrap.indent(each.block, "   "))

@@ -98,11 +98,11 @@ def loop(
         return
     figure = checked_figure(config.report.figure)
     config, _ = with_rollout(config, sources, out or RUNS)
-    names = regime_names(regimes, config.regimes)
-    made = loop_of(config, names, seeds=seeds)
+    made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
     with progress("reading", "batches") as bar:
-        how = {"jobs": jobs, "out": out, "given": partial(words_but, context, settings)}
-        how |= {"objective": config.plan.objective or "makespan", "on_progress": bar.count}
+        how: dict[str, Any] = {"jobs": jobs, "out": out, "on_progress": bar.count}
+        how |= {"objective": config.plan.objective or "makespan"}
+        how |= {"given": partial(words_but, context, settings)}
         result = compare_settings(made, swept, speculation, **how)
     if figure:
         from heddle.reports.result_figures import draw_regimes

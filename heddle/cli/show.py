@@ -10,8 +10,10 @@ from heddle.cli.bars import Bar, draw_bars
 from heddle.cli.profile_line import profile_lines
 from heddle.cli.show_search import settings_text
 from heddle.cli.tables import (
+    VERDICT_WIDTH,
     costs,
     estimate_cell,
+    explain,
     fact,
     lines,
     new_table,
@@ -78,8 +80,9 @@ def comparison(
         show_rows([_row(result, p) for p in result.best_rows])
     else:
         comes = None if answer is None or answer.as_it_comes is None else answer.as_it_comes
-        show_rows([_short_row(result, p, comes) for p in result.ranking])
-        click.echo(_legend(result, comes))
+        show_rows([_short_row(result, p, comes) for p in result.ranking], VERDICT_WIDTH)
+        for line in _legend(result, comes).splitlines():
+            explain(line)
     click.echo()
     if answer is not None:
         best = answer.judged[0]

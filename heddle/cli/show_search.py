@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import rich_click as click
 
-from heddle.cli.tables import costs, fact, show_rows, show_verdict
+from heddle.cli.tables import VERDICT_WIDTH, costs, explain, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
 from heddle.config_error import ConfigError
 from heddle.planning.blocks import block, framework_of
@@ -40,11 +40,12 @@ def show_search(
     comes = result.as_it_comes
     if comes is not None and comes not in rows:
         rows.append(comes)
-    show_rows([_row(result, each) for each in rows])
-    of, drawn = ("one rollout", "rollouts") if result.best.loop is None else ("a batch", "loops")
+    show_rows([_row(result, each) for each in rows], VERDICT_WIDTH)
+    of, drawn = ("one rollout", "rollout") if result.best.loop is None else ("a batch", "loop")
+    drawn += "" if result.draws == 1 else "s"
     means = "means" if result.best.loop is None else "means on the trace itself,"
     spread = f" and 95 % prediction intervals of {of}, over {result.draws} {drawn} of prompts that "
-    click.echo(means + (spread + "the search has not seen" if result.draws else " not judged"))
+    explain(means + (spread + "the search has not seen" if result.draws else " not judged"))
     click.echo()
     if wide:
         show_rows([_tried_row(each) for each in result.tried])
@@ -98,7 +99,7 @@ def show_searched_clusters(
     best = result.taken
     show_verdict(verdict_of_clusters(result))
     click.echo()
-    show_rows([_cluster_row(result, row) for row in result.clusters])
+    show_rows([_cluster_row(result, row) for row in result.clusters], VERDICT_WIDTH)
     for name, why in result.left_out.items():
         click.echo(f"left out {name}: {why}")
     click.echo()
@@ -123,10 +124,10 @@ def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, st
     limited = limits.deadline_s is not None or limits.dollars is not None
     return {
         "GPUs": row.name,
-        "policy": best.candidate.policy,
+        "policy": best.candidate.full_policy,
         "setting": best.setting,
         "makespan_s": f"{best.makespan_s.mean:,.1f}",
-        "of one rollout": f"{best.makespan_s.low:,.0f} to {best.makespan_s.high:,.0f}",
+        "of one rollout": best.makespan_s.text,
         **costs(row.cost),
         **({"limits": ", ".join(broken) or "kept"} if limited else {}),
     }
@@ -139,7 +140,7 @@ def _tried_row(tried: Tried) -> dict[str, str]:
     if tried.candidate.epoch_plan:
         loop["epochs"] = tried.candidate.epoch_plan
     return {
-        "tried": tried.candidate.policy,
+        "tried": tried.candidate.full_policy,
         **loop,
         "TP": "own" if tried.candidate.planned else cluster.tps,
         "slots": str(cluster.max_running),
@@ -161,12 +162,12 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
     what, of = ("makespan_s", "of one rollout") if loop is None else ("batch_s", "of a batch")
     return {
         **({} if loop is None else {"regime": loop.regime}),
-        "policy": candidate.policy,
+        "policy": candidate.full_policy,
         "engines": each.engines_text,
         **(rest if loop is None else {"train GPUs": str(loop.train_gpus)}),
         **({"epochs": candidate.epoch_plan} if candidate.epoch_plan else {}),
         what: f"{spread.mean:,.1f}",
-        of: f"{spread.low:,.0f} to {spread.high:,.0f}" if result.draws else "-",
+        of: spread.text,
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
         **costs(result.cost(each)),
     }

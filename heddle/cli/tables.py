@@ -16,6 +16,8 @@ from heddle.cost.prices import RunCost
 WIDEST = 100_000
 HEAD_WIDTH, LABEL_WIDTH = 80, 9
 """Columns of the lines above a table, and of their labels."""
+VERDICT_WIDTH = 100
+"""Columns of a verdict's table, and of what is said below it."""
 PIPED_WIDTH = 160
 """Columns if there is no terminal, so that a table in a file is not folded."""
 
@@ -43,15 +45,30 @@ def warn(warnings: Iterable[str]) -> None:
         click.echo(f"Warning: {text}", err=True)
 
 
-def show_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print a table of rows that are cells by column; a column is there if a row has it."""
+def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
+    """Print a table of rows that are cells by column; a column is there if a row has it.
+
+    A table that is wider than `within` has narrower gaps, then its longest cells on several lines,
+    but for those of the first column.
+    """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = new_table(*columns)
     for row in rows:
         # Names of logs may hold what moves a terminal's cursor.
         cells = (row.get(column, "-") for column in columns)
         table.add_row(*("".join(c if c.isprintable() else "?" for c in cell) for cell in cells))
+    if _width(table) > within:
+        table.padding = (0, 1, 0, 0)
+    if (over := _width(table) - within) > 0:
+        longest = max(table.columns[1:], key=lambda each: max(map(len, map(str, each.cells))))
+        width = max(map(len, map(str, longest.cells))) - over
+        longest._cells = [textwrap.fill(str(cell), max(width, 1)) for cell in longest.cells]
     show(table)
+
+
+def explain(text: str) -> None:
+    """Print a line below a verdict's table, or several."""
+    click.echo(textwrap.fill(text, VERDICT_WIDTH, break_on_hyphens=False))
 
 
 def show_tried(

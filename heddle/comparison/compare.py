@@ -20,6 +20,7 @@ from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.runs.bound import Bound
 from heddle.runs.ideal import Ideal
+from heddle.search.draws import check_history
 from heddle.search.policies import is_pattern, matching
 from heddle.search.race import OnRound
 from heddle.search.tuned import tuned
@@ -54,12 +55,10 @@ def compare(
     """Run each policy under seeds `config.seed`, `config.seed` + 1, ...; put the results together.
 
     Without `policies`, and with patterns such as ``verl*`` or ``all``, a race finds the best TP
-    degree and number of running steps of each before its runs. `seeds` None: three, or one where a
-    run takes over a minute. `jobs` processes (default: as many as pay) change no result.
+    degree and slots of each before its runs. `seeds` None: three, or one of over a minute.
 
-    `tps` and `slots` are TP degrees and numbers of running steps of an engine, each a list or
-    ``best``: policies without a planner run at all combinations. `speculation` is ``best`` or
-    ``METHOD:best[:ACCEPTANCE]``; with `roles` all run with prefill and decode engines too.
+    `tps` and `slots` are lists or ``best``: policies without a planner run at all combinations.
+    `speculation` is ``best`` or ``METHOD:best[:ACCEPTANCE]``; `roles`: with prefill engines too.
 
     Raises:
         ConfigError: no policy, one twice, or what cannot be tried or priced.
@@ -72,6 +71,7 @@ def compare(
     require(not (races and roles), ROLES_NEED_NAMES)
     _check(names, seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
+    warning = check_history(config, shared.workload(config).trace, again=True)
     raced, tried = None, (tps, slots, speculation)
     if races:
         raced = tuned(config, names, *tried, seeds, jobs=jobs, workspace=shared, on_round=on_round)
@@ -101,6 +101,7 @@ def compare(
         policies=policy_results(variants, by_seed, bound, ideal, objective),
         raced=raced,
         long_runs=seeds is None and count == 1,
+        history_warning=warning,
         workspace=shared,
     )
 

@@ -23,16 +23,17 @@ class Estimate:
     def plain(self) -> dict[str, float | None]:
         return {"mean": self.mean, "ci95": self.ci95}
 
-    def plain_range(self, least: float = 0.0) -> dict[str, float | None]:
-        """As JSON, with the ends of the interval too, of what is never below `least`."""
+    def plain_range(self) -> dict[str, float | None]:
+        """As JSON, with the ends of the interval too."""
         low, high = self.ends
-        return {**self.plain(), "low": min(self.mean, max(least, low)), "high": high}
+        return {**self.plain(), "low": low, "high": high}
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """The interval of a mean above 0, by that of its logarithm (delta method); the mean twice
-        with one seed."""
-        factor = math.exp(self.ci95 / self.mean) if self.ci95 else 1.0
+    def ends(self) -> tuple[float, float] | tuple[None, None]:
+        """The interval of a mean above 0, by that of its logarithm (delta method)."""
+        if self.ci95 is None:
+            return None, None
+        factor = math.exp(self.ci95 / self.mean)
         return self.mean / factor, self.mean * factor
 
 

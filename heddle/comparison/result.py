@@ -18,7 +18,7 @@ from heddle.runs.bound import Bound
 from heddle.runs.comparison_folder import SCHEMA
 from heddle.runs.ideal import Ideal
 from heddle.search.answered import Answered
-from heddle.search.compared import answer_of, deployment_of_comparison, plain_answer
+from heddle.search.compared import answer_of, deployment_of_comparison, interval_of, plain_answer
 from heddle.search.tuned import Tuned
 from heddle.search.verdict import Recommendation
 from heddle.setup import Workspace
@@ -54,6 +54,11 @@ class PolicyResult:
         """The name of the row."""
         return self.variant.name
 
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Makespans by seed, in seconds."""
+        return tuple(run.summary["makespan_s"] for run in self.runs)
+
     def figure(self, key: str) -> float | None:
         """Mean over the seeds that have it."""
         known = [run.summary[key] for run in self.runs if run.summary[key] is not None]
@@ -78,7 +83,6 @@ class PolicyResult:
             "policy": self.policy,
             **(setting if tried else {}),
             **({"roles": cluster.roles} if cluster.roles else {}),
-            "makespan_s": self.makespan_s.plain_range(self.bound_fraction * self.makespan_s.mean),
             "throughput_tok_s": self.throughput_tok_s.plain_range(),
             **self.cost.plain(),
             "speedup": self.speedup,
@@ -113,6 +117,7 @@ class Comparison(Answered):
     """The last sentence of the verdict, where it is not of what was tried."""
     framework: str | None = None
     """That is to run what is recommended; None: any."""
+    history_warning: str = ""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
 
@@ -133,7 +138,7 @@ class Comparison(Answered):
 
     def rows(self) -> list[dict[str, Any]]:
         """The best of each policy as JSON, the best first."""
-        return [row.plain() for row in self.ranking]
+        return [self._plain(row) for row in self.ranking]
 
     @property
     def best_rows(self) -> tuple[PolicyResult, ...]:
@@ -161,9 +166,10 @@ class Comparison(Answered):
 
     @property
     def warnings(self) -> list[str]:
-        """What of the configuration has no effect."""
+        """What of the configuration has no effect, and what policies know."""
         ends_s = [run.summary["makespan_s"] for run in self.runs]
-        return too_late(self.config.cluster.failures, ends_s)
+        known = [self.history_warning] if self.history_warning else []
+        return [*known, *too_late(self.config.cluster.failures, ends_s)]
 
     def plain(self, words: Sequence[str] | None = None) -> dict[str, Any]:
         """As JSON; equal seeds give equal values but for `wall_s` and `run`.
@@ -214,12 +220,15 @@ class Comparison(Answered):
                 {**run.row(), "policy": row.policy} for row in self.policies for run in row.runs
             ],
             "policies": [
-                {**row.plain(), "over_best_baseline": self.over_best_baseline(row)}
-                if baseline
-                else row.plain()
+                self._plain(row)
+                | ({"over_best_baseline": self.over_best_baseline(row)} if baseline else {})
                 for row in self.policies
             ],
         }
+
+    def _plain(self, row: PolicyResult) -> dict[str, Any]:
+        made = interval_of(self, row.times).plain() | row.makespan_s.plain()
+        return row.plain() | {"makespan_s": made}
 
     def _speculation(self) -> dict[str, Any]:
         """Speculative decoding of the cluster, with the acceptance that was taken."""

@@ -23,12 +23,13 @@ from heddle.cluster.profiles import (
 from heddle.cluster.role_choice import role_choices
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError
-from heddle.search.policies import is_other_system
+from heddle.search.policies import OURS, is_other_system
 from heddle.setup import Workspace, prepare
 from heddle.workload import check_tags_used
 from heddle_core.parts.planner import FixedPlan, SharesPlan
 from heddle_core.parts.predictor import NoPrediction
 from heddle_core.policy import NoConsolidation
+from heddle_core.presets import ADAPTIVE
 from heddle_rollout.speculation import SCHEDULE
 from heddle_sim.profile_files import Profile
 
@@ -68,6 +69,13 @@ class Variant:
     """Of an RL loop, as the next."""
     train_gpus: int = 0
     epoch_plan: str = ""
+
+    @property
+    def full_policy(self) -> str:
+        """With the part that `cluster.max_running` ``auto`` adds, but to `heddle`."""
+        base, *parts = self.policy.split("+")
+        added = self.cluster.adaptive and base != OURS[0] and ADAPTIVE not in parts
+        return f"{self.policy}+{ADAPTIVE}" if added else self.policy
 
     @property
     def contest(self) -> tuple[str, bool]:
@@ -129,19 +137,19 @@ class Tuning:
                     prepare(with_policy(config, name, cluster), workspace=workspace)
                 tried = self.roles and bool(cluster.roles)
                 label = self._label(cluster, planned, swept=swept or tried)
-                made.append(
-                    Variant(
-                        name=f"{name}@{label}" if label else name,
-                        policy=name,
-                        cluster=cluster,
-                        swept=(swept or len(settings) > 1) and not tried,
-                        speculation_tried=bool(self.speculations),
-                        baseline=is_other_system(name)
-                        and ("+" not in name or (not planned and not predicts and never_starts)),
-                        roles_tried=tried,
-                        planned=planned,
-                    )
+                variant = Variant(
+                    name="",
+                    policy=name,
+                    cluster=cluster,
+                    swept=(swept or len(settings) > 1) and not tried,
+                    speculation_tried=bool(self.speculations),
+                    baseline=is_other_system(name)
+                    and ("+" not in name or (not planned and not predicts and never_starts)),
+                    roles_tried=tried,
+                    planned=planned,
                 )
+                full = variant.full_policy
+                made.append(replace(variant, name=f"{full}@{label}" if label else full))
         if self.roles and not any(variant.roles_tried for variant in made):
             raise ConfigError(
                 f"--sweep cluster.roles=best: gpus = {self.base.gpus} cannot be split into engines "

@@ -30,9 +30,9 @@ class Remedy:
     over: str
     """The setting that ran, with model and GPUs: as configured, since logs do not say it."""
     saving: float
-    low: float
-    high: float
-    """95 % confidence interval of the mean."""
+    low: float | None
+    high: float | None
+    """95 % confidence interval of the mean; None of one simulation."""
     framework: str
     block: str
     """To paste."""
@@ -69,15 +69,16 @@ def remedies(
         ran = found.as_it_comes
         if ran is None:
             return []
-        better = [_remedy(found, each, ran, shared, framework) for each in found.judged]
-    return sorted((each for each in better if each.low > 0.0), key=lambda each: -each.saving)
+        tried = [_remedy(found, each, ran, shared, framework) for each in found.judged]
+    better = [each for each in tried if (each.saving if each.low is None else each.low) > 0.0]
+    return sorted(better, key=lambda each: -each.saving)
 
 
 def _remedy(
     found: SearchResult, each: Judged, ran: Judged, shared: Workspace, framework: str | None
 ) -> Remedy:
     ratio = faster(each, ran)
-    low, high = ratio.ends
+    low, high = (None if end is None else 1.0 - 1.0 / max(end, 1e-9) for end in ratio.ends)
     candidate, at = each.candidate, ran.candidate.cluster
     name = framework or framework_of(candidate.policy)
     config = with_policy(found.setup.config, candidate.policy, candidate.cluster)
@@ -90,8 +91,8 @@ def _remedy(
         setting=f"{candidate.policy} with {each.setting}",
         over=f"{ran.candidate.policy} with {ran.setting}, {at.model} on {at.gpus} {at.gpu}",
         saving=1.0 - 1.0 / ratio.mean,
-        low=1.0 - 1.0 / max(low, 1e-9),
-        high=1.0 - 1.0 / max(high, 1e-9),
+        low=low,
+        high=high,
         framework=name,
         block=text,
     )

@@ -50,21 +50,24 @@ class RolloutLimits:
         return self.dollars is not None and (row.cost.dollars or 0.0) > self.dollars
 
 
-def unreachable(rows: Sequence[Sized], limits: RolloutLimits) -> str:
-    """Why no row keeps the limits, and what is reachable."""
+def unreachable(rows: Sequence[Sized], limits: RolloutLimits, *, least: bool = False) -> str:
+    """Why no row keeps the limits, and what is reachable; of rows that have the `least` that is
+    proven, the limits that all break."""
     fastest, cheapest = ("fastest", _seconds), ("cheapest", spent_of(rows))
     given: list[tuple[str, Callable[[Sized], bool], _Least, _Least]] = []
     if limits.deadline_s is not None:
-        text = f"--deadline {limits.deadline_s:,.0f} s"
+        text = f"--deadline {rounded(limits.deadline_s, 0)} s"
         given.append((text, limits.late, cheapest, fastest))
     if limits.dollars is not None:
-        text = f"--budget ${limits.dollars:,.2f}"
+        text = f"--budget ${rounded(limits.dollars)}"
         given.append((text, limits.over_budget, fastest, cheapest))
     said = []
     for text, broken, reached, missed in given:
         kept = [row for row in rows if not broken(row)]
-        word, least = reached if kept else missed
-        row = _said(min(kept or rows, key=least))
+        if kept and least:
+            continue
+        word, key = reached if kept else missed
+        row = _said(min(kept or rows, key=key), "at least " if least else "")
         said.append(f"{text} is {'' if kept else 'not '}reachable: the {word} is {row}")
     why = "no cluster of these keeps "
     why += "both limits" if len(said) > 1 else "the limit"
@@ -98,7 +101,12 @@ def priced(rows: Sequence[Sized]) -> bool:
     return all(row.cost.dollars is not None for row in rows)
 
 
-def _said(row: Sized) -> str:
+def _said(row: Sized, how: str) -> str:
     dollars = row.cost.dollars
-    paid = f"{row.cost.gpu_hours:,.2f} GPU-hours" if dollars is None else f"${dollars:,.2f}"
-    return f"{row.name} ({row.makespan_s:,.0f} s, {paid})"
+    spent = f"{row.cost.gpu_hours:,.2f} GPU-hours" if dollars is None else f"${rounded(dollars)}"
+    return f"{row.name} ({how}{rounded(row.makespan_s, 0)} s, {spent})"
+
+
+def rounded(value: float, places: int = 2) -> str:
+    """With so many places, or two digits of what rounds to less than that."""
+    return f"{value:,.{places}f}" if value >= 10.0**-places else f"{value:.2g}"

@@ -61,11 +61,11 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 class MeanSeconds(msgspec.Struct, frozen=True):
-    """A mean over seeds, and its 95 % interval."""
+    """A mean over seeds, and the interval of one rollout."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
 
 class IndexRow(msgspec.Struct, frozen=True):

@@ -1,10 +1,12 @@
 """Which of several clusters to take: each is searched, and the best that keeps the limits taken."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
@@ -14,10 +16,10 @@ from heddle.cost.prices import Prices, RunCost, price_option
 from heddle.loops.config import loop_of
 from heddle.planning.blocks import block
 from heddle.planning.deployment import Deployment, deployment_of_search
-from heddle.planning.limits import RolloutLimits, recommended_of, spent_of, unreachable
+from heddle.planning.limits import RolloutLimits, recommended_of, rounded, spent_of, unreachable
 from heddle.search.answered import Answered
 from heddle.search.loops import search_loops
-from heddle.search.result import SearchResult, search
+from heddle.search.result import SearchResult, judged_bounds, search
 from heddle.search.verdict import (
     Recommendation,
     answer_of_search,
@@ -150,30 +152,29 @@ def search_clusters(
     if objective is None:
         objective = "makespan" if limits.deadline_s is None else "cost"
     prices = _prices(config, limits, objective, classes)
-    pairs = list(product(dict.fromkeys(classes), dict.fromkeys(gpus)))
+    pairs = product(dict.fromkeys(classes), dict.fromkeys(gpus))
+    configs = {f"{count} x {gpu}": _on(config, gpu, count) for gpu, count in pairs}
     rows: list[SearchedCluster] = []
     left_out: dict[str, str] = {}
     shared = Workspace()
+    if limits != RolloutLimits() and not regimes and not given.get("speculation"):
+        _check_bounds(configs, limits, prices, shared, given.get("slots"))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
-    for gpu, count in pairs:
-        name = f"{count} x {gpu}"
+    for name, each in configs.items():
         if rows and not rows[-1].found.complete and budget_s is None:
             left_out[name] = "not searched: interrupted"
             continue
-        cluster = config.cluster
-        if not cluster.pool:
-            cluster = replace(cluster, gpu=gpu, gpus=count)
         try:
             found = search_one(
-                replace(config, cluster=cluster),
+                each,
                 prices=prices,
-                budget_s=None if budget_s is None else budget_s / len(pairs),
+                budget_s=None if budget_s is None else budget_s / len(configs),
                 workspace=shared,
                 on_round=on_round and partial(on_round, name),
                 **given,
             )
         except (CapacityError, ConfigError, TrainingError) as error:
-            if len(pairs) == 1:
+            if len(configs) == 1:
                 raise
             left_out[name] = str(error)
         else:
@@ -183,7 +184,8 @@ def search_clusters(
         raise CapacityError(f"no cluster of these serves the trace: {reasons}")
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
-        raise ConfigError(f"{unreachable(rows, limits)}{_alone(rows, limits)}")
+        alone_s = 0.0 if regimes else min(row.found.setup.bound().solo_s for row in rows)
+        raise ConfigError(f"{unreachable(rows, limits)}{_alone(alone_s, limits)}")
     if framework := given.get("framework"):
         block(deployment_of_search(recommended.found), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
@@ -199,12 +201,44 @@ def _search_loop(
     return search_loops(loop_of(config, regimes), train_gpus=train_gpus, tps=tps, **given)
 
 
-def _alone(rows: Sequence[SearchedCluster], limits: RolloutLimits) -> str:
+class _Least(NamedTuple):
+    """A cluster, and what a rollout takes there at least."""
+
+    name: str
+    makespan_s: float
+    cost: RunCost
+    alone_s: float
+    """Of the longest trajectory."""
+
+
+def _check_bounds(
+    configs: Mapping[str, RunConfig],
+    limits: RolloutLimits,
+    prices: Prices,
+    shared: Workspace,
+    slots: Sequence[int] | None,
+) -> None:
+    """Refuse limits that the bounds of all clusters break."""
+    rows = []
+    for name, config in configs.items():
+        with suppress(CapacityError, ConfigError):  # The search says why.
+            pools, bounds = judged_bounds(config, shared, slots)
+            least_s, alone_s = (min(b.makespan_s for b in bounds), min(b.solo_s for b in bounds))
+            rows.append(_Least(name, least_s, prices.cost(pools, least_s), alone_s))
+    if rows and (all(map(limits.late, rows)) or all(map(limits.over_budget, rows))):
+        alone = _alone(min(each.alone_s for each in rows), limits)
+        raise ConfigError(f"{unreachable(rows, limits, least=True)}{alone}")
+
+
+def _on(config: RunConfig, gpu: str, count: int) -> RunConfig:
+    if config.cluster.pool:
+        return config
+    return replace(config, cluster=replace(config.cluster, gpu=gpu, gpus=count))
+
+
+def _alone(alone_s: float, limits: RolloutLimits) -> str:
     """That no number of GPUs keeps a deadline, where the longest trajectory alone is later."""
-    if limits.deadline_s is None or rows[0].found.best.loop is not None:
-        return ""
-    alone_s = min(row.found.setup.bound().solo_s for row in rows)
-    if alone_s <= limits.deadline_s:
+    if limits.deadline_s is None or alone_s <= limits.deadline_s:
         return ""
     return f". No number of GPUs keeps it: the longest trajectory alone takes {alone_s:,.0f} s"
 
@@ -228,16 +262,16 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     best, limits = result.taken, result.limits
     said = []
     if limits.deadline_s is not None:
-        said.append(f"ends in {limits.deadline_s:,.0f} s")
+        said.append(f"ends in {rounded(limits.deadline_s, 0)} s")
     if limits.dollars is not None:
-        said.append(f"costs at most ${limits.dollars:,.2f}")
+        said.append(f"costs at most ${rounded(limits.dollars)}")
     least = "fastest" if result.objective == "makespan" else "cheapest"
     within = f" that {' and '.join(said)}" if said else ""
     paid = best.cost.dollars
-    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${paid:,.2f}"
+    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
     spread = best.found.best.makespan_s
     late = ""
-    if limits.deadline_s is not None and spread.high > limits.deadline_s:
+    if spread.high is not None and spread.high > (limits.deadline_s or math.inf):
         late = f" A rollout of other prompts may take {spread.high:,.0f} s."
     return (
         f"Take {best.name}, {cost} a rollout: the {least} of {len(result.clusters)} clusters"

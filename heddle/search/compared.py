@@ -5,16 +5,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from heddle.comparison.estimates import LONG_S, estimate
+from heddle.comparison.estimates import LONG_S
 from heddle.comparison.tuning import Variant
 from heddle.config_error import ConfigError
 from heddle.planning.blocks import blocks, runnable
 from heddle.planning.deployment import Deployment, deployment_of
 from heddle.policy_inputs import needs_oracle
-from heddle.search.interval import PredictionInterval
+from heddle.search.draws import LEAST_GROUPS
+from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.policies import FIRST, is_ours
 from heddle.search.race import ties_of
-from heddle.search.result import Judged, engines_of, setup_of, simplicity
+from heddle.search.result import Judged, engines_of, longest_s, setup_of, simplicity
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
 from heddle.setup import RunSetup
 
@@ -42,7 +43,7 @@ def answer_of(comparison: "Comparison") -> Recommendation | None:
     with suppress(ConfigError):
         runs = runnable((row.variant for row in rows), framework)
         rows = [row for row in rows if row.variant in runs]
-    same, _ = ties_of({row.variant: _times(row) for row in rows})
+    same, _ = ties_of({row.variant: row.times for row in rows})
     chosen = min(same, key=partial(simplicity, comparison.config, comparison.workspace, framework))
     rows.sort(key=lambda row: row.variant is not chosen)
     # Those that a sentence or an export names: engines of others need not be planned.
@@ -71,6 +72,7 @@ def answer_of(comparison: "Comparison") -> Recommendation | None:
         judged=tuple(judged),
         as_it_comes=comes,
         bound_s=comparison.bound.makespan_s,
+        bound_of="On this trace nothing",
         difference=_difference(rows[0], rows[1]) if len(rows) > 1 else "",
         remark=_remark(comparison),
     )
@@ -94,25 +96,23 @@ def _untried(comparison: "Comparison") -> str:
 
 
 def judged_of(comparison: "Comparison", row: "PolicyResult") -> Judged:
-    """A row of a comparison, with its engines; the interval is of the mean over the seeds."""
-    return _judged(comparison, row.variant, _times(row))
-
-
-def _times(row: "PolicyResult") -> tuple[float, ...]:
-    """Makespans by seed, in seconds."""
-    return tuple(run.summary["makespan_s"] for run in row.runs)
+    """A row of a comparison, with its engines."""
+    return _judged(comparison, row.variant, row.times)
 
 
 def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]) -> Judged:
-    mean = estimate(times)
-    low, high = mean.ends
-    low = min(mean.mean, max(comparison.bound.makespan_s, low))
     return Judged(
         candidate=variant,
-        makespan_s=PredictionInterval(mean=mean.mean, low=low, high=high),
+        makespan_s=interval_of(comparison, times),
         times=times,
         engines=engines_of(_setup(comparison, variant)),
     )
+
+
+def interval_of(comparison: "Comparison", times: Sequence[float]) -> PredictionInterval:
+    """Of one rollout of other prompts; of one seed and too few prompts there is none."""
+    known = longest_s(comparison.workload, comparison.profiles, comparison.config.cluster)
+    return prediction_interval(times, (), [known] if len(known) >= LEAST_GROUPS else [])
 
 
 def _setup(comparison: "Comparison", variant: Variant) -> RunSetup:

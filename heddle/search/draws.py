@@ -53,28 +53,49 @@ def check_groups(scripts: Scripts) -> None:
         )
 
 
-def check_history(config: RunConfig, trace: Trace) -> None:
-    """Refuse a history that has the trajectories that are judged on.
+def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> str:
+    """Refuse a history that has the trajectories that are judged on, or their prompts.
+
+    Of prompts that may come `again`, as in a later epoch, it returns a warning.
 
     Raises:
         ConfigError: it has more than `KNOWN` of the trace's.
         TraceError: it cannot be read.
     """
-    name = config.history
+    name, records = config.history, trace.records
     if name == NONE or name.partition(":")[0] == PRIOR:
-        return
-    known = {_lengths(record) for record in read_replayed(Path(name)).records}
-    same = sum(_lengths(record) in known for record in trace.records)
-    if same > KNOWN * len(trace.records):
+        return ""
+    earlier = read_replayed(Path(name))
+    if earlier.sha256 == trace.sha256:
+        return ""  # `resolve_history` refuses it.
+    known = earlier.records
+    same, prompts = (
+        sum(map(set(map(key, known)).__contains__, map(key, records)))
+        for key in (_lengths, _prompt)
+    )
+    of = f"of the trace's {len(records):,} trajectories"
+    if same > KNOWN * len(records):
         raise ConfigError(
-            f"history {name} has {same:,} of the trace's {len(trace.records):,} trajectories, and "
-            "a policy that knows them cannot be judged on them: give rollouts of other prompts, or "
-            "--history none"
+            f"history {name} has {same:,} {of}, and a policy that knows them cannot be judged on "
+            "them: give rollouts of other prompts, or --history none"
         )
+    if prompts <= KNOWN * len(records):
+        return ""
+    found = f"history {name} has the prompts of {prompts:,} {of} (by group_id and length)"
+    if not again:
+        raise ConfigError(
+            f"{found}, and what is judged must be new to a policy: give rollouts of other prompts, "
+            "or --history none; heddle compare judges a later epoch of the same prompts"
+        )
+    return f"{found}: makespans are those of a later epoch; new prompts may take longer"
 
 
 def _lengths(record: TrajectoryRecord) -> tuple[int | None, ...]:
-    return tuple(step.output_tokens for step in record.steps)
+    return record.prompt_tokens, *(step.output_tokens for step in record.steps)
+
+
+def _prompt(record: TrajectoryRecord) -> tuple[str, int | None]:
+    return record.group_id, record.prompt_tokens
 
 
 def places(groups: int, half: Half, seed: int) -> list[int]:

@@ -11,6 +11,7 @@ beyond the `TAIL` longest known ones are taken as exponential, as those of most 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Final
 
@@ -28,17 +29,25 @@ class PredictionInterval:
     """A makespan of one rollout of unseen prompts in seconds: mean and 95 % prediction interval."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    """None where one rollout and nothing else is known."""
+    high: float | None
 
-    def plain(self) -> dict[str, float]:
+    @property
+    def text(self) -> str:
+        """The interval in whole seconds."""
+        if self.low is None or self.high is None:
+            return "-"
+        return f"{self.low:,.0f} to {self.high:,.0f}"
+
+    def plain(self) -> dict[str, float | None]:
         return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
 def prediction_interval(
     judged: Sequence[float],
     searched: Sequence[float] = (),
-    longest_s: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    longest_s: Sequence[Sequence[float]] = (),
 ) -> PredictionInterval:
     """The mean of judged makespans, and the interval.
 
@@ -46,19 +55,24 @@ def prediction_interval(
         judged: Makespans of rollouts drawn from one half of the prompts, in seconds.
         searched: The same of the other half.
         longest_s: Time alone of the longest trajectory of each group, of those of the one half and
-            of the other, in seconds.
+            of the other, or of all that a rollout repeats, in seconds.
     """
     mean = fmean(judged)
     values = [*judged, *searched]
     n = len(values)
+    if n == 1 and not longest_s:
+        return PredictionInterval(mean=mean, low=None, high=None)
     middle = fmean(values)
     ends = [mean, middle]
-    if n > 1:
+    if n == 2 and longest_s:
+        # Student's t of one degree of freedom is wide by chance: 12.7 times the spread.
+        ends += values
+    elif n > 1:
         logs = [*map(math.log, values)]
         half = t_quantile(n - 1) * stdev(logs) * math.sqrt(1.0 + 1.0 / n)
         ends += [math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)]
-    if all(longest_s):
-        known_s = [*longest_s[0], *longest_s[1]]
+    if longest_s:
+        known_s = [*chain.from_iterable(longest_s)]
         usual_s = fmean(map(max, longest_s))
         ends += [
             middle * _longest_s(known_s, chance) / usual_s

@@ -42,13 +42,18 @@ def race_of(
     return Race(
         (workspace, config, share),
         _makespan_s,
-        draws=max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories)),
+        draws=draws_of(workload),
         steps=sum(len(script.steps) for script in workload.scripts) // share,
         executor=config.runtime.executor,
         jobs=jobs,
         budget_s=budget_s,
         on_round=on_round,
     )
+
+
+def draws_of(workload: Workload) -> int:
+    """Rollouts that are drawn from each half of the prompts."""
+    return max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories))
 
 
 def _makespan_s(

@@ -104,8 +104,8 @@ def search_loops(
     if begun is not None:
         config, found = begun, _Loops(begun, names, shared, framework)
         first = found.of(splits(config, train_gpus, tps))
-    shared.history(config.run, found.workload.trace)
-    check_history(config.run, found.workload.trace)
+    # A training comes to its prompts again.
+    check_history(config.run, found.workload.trace, again=True)
     race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")
@@ -288,11 +288,11 @@ class _Loops:
         known = race.made["search"].get(candidate, {}).values() if len(times) > 1 else ()
         spread = prediction_interval(times, [each for each in known if each < NEVER])
         own_s = row.step_s.mean
+        if spread.low is not None and spread.high is not None:
+            spread = replace(spread, low=min(spread.low, own_s), high=max(spread.high, own_s))
         return Judged(
             candidate=candidate,
-            makespan_s=replace(
-                spread, mean=own_s, low=min(spread.low, own_s), high=max(spread.high, own_s)
-            ),
+            makespan_s=replace(spread, mean=own_s),
             times=times,
             engines=engines_of(setup.run),
             loop=split_of(row, packed=packed if (packed := candidate.epoch_plan) == PACKED else ""),
@@ -320,9 +320,10 @@ def _judge(race: Race, found: _Loops, compared: Sequence[Variant], comes: list[V
     """
     best, *_ = compared
     own_s = found.row(best).step_s.mean
-    race.run([best, *comes], range(race.draws), half="judge", always=race.stopped)
+    at_least = 1 + len(comes) if race.stopped else 0
+    race.run([best, *comes], range(race.draws), half="judge", at_least=at_least)
     race.run(compared, range(race.draws), half="judge")
-    draws = race.keep_ended(best)
+    draws = race.keep_ended([best])
     if not draws:
         race.made["judge"] = {best: {0: own_s}}
     return draws
@@ -355,7 +356,7 @@ def _rounds(
     start = min(first, key=lambda each: abs(each.train_gpus - found.train_gpus)).train_gpus
     at_start = sorted((c for c in first if c.train_gpus == start), key=lambda c: -c.cluster.tp)
     widest = {each.regime: each for each in reversed(at_start)}.values()
-    race.run(list(widest)[-1:], [0], always=True)
+    race.run(list(widest)[-1:], [0], at_least=1)
     race.run(widest, [0])
     race.run(at_start, [0], within=NEAR, own=True)
     degrees = {each.regime: each.cluster.tp for each in reversed(race.ranked())}

@@ -57,11 +57,10 @@ def expanded(names: Sequence[str], known: Sequence[str], kind: str) -> list[str]
         matched = [each for each in known if name == _ALL or fnmatchcase(each, name)]
         if not matched:
             plain = "".join(c for c in name if c not in "*?[]")
-            near = get_close_matches(plain, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            near = get_close_matches(plain, known, n=1, cutoff=0.0)
             raise ConfigError(
-                f"--{kind} {name}: none of the shipped {kind} matches it; {hint}"
-                f"heddle {kind} list has all"
+                f"--{kind} {name}: none of the shipped {kind} matches it; did you mean "
+                f"{near[0]!r}? heddle {kind} list has all"
             )
         new = [each for each in matched if each not in found]
         found += new

@@ -135,17 +135,17 @@ class Race:
         """Spend the time: nothing begins from now on but what must."""
         self.ends_s, self.stopped = time.monotonic(), True
 
-    def keep_ended(self, best: Variant) -> int:
-        """Forget judged draws without the best, and candidates without one of the others.
+    def keep_ended(self, kept: Sequence[Variant]) -> int:
+        """Forget judged draws without one of `kept`, and candidates without one of the others.
 
-        Returns:
-            The draws that are left.
+        Returns how many draws are left.
         """
-        made, draws = self.made["judge"], self.made["judge"].get(best, {})
+        made = self.made["judge"]
+        draws = sorted(set.intersection(*(set(made.get(each, {})) for each in kept)))
         self.made["judge"] = {
             each: {number: times[number] for number in draws}
             for each, times in made.items()
-            if draws.keys() <= times.keys()
+            if times.keys() >= set(draws)
         }
         return len(draws)
 
@@ -156,17 +156,16 @@ class Race:
         *,
         half: Half = "search",
         within: float = NEVER,
-        always: bool = False,
+        at_least: int = 0,
         own: bool = False,
     ) -> None:
         """Simulate what is missing; stopped at `within` times the best of each draw.
 
-        Nothing begins once the time is spent, unless `always`. With `own`, the best is that of the
-        candidate's own kind.
+        Nothing begins once the time is spent, but the first `at_least`. With `own`, the best is
+        that of the candidate's own kind.
         """
         made = self.made[half]
-        jobs = []
-        ends_s = NEVER if always or self.ends_s is None else self.ends_s
+        jobs: list[Job] = []
         for number in draws:
             by_kind = _best(made, number)
             least_s = min(by_kind.values(), default=NEVER)
@@ -175,15 +174,17 @@ class Race:
                     each,
                     Draw(half, number),
                     within * (by_kind.get(kind_of(each), NEVER) if own else least_s),
-                    ends_s,
+                    NEVER if number == draws[0] and place < at_least else self.ends_s or NEVER,
                 )
-                for each in dict.fromkeys(candidates)
+                for place, each in enumerate(dict.fromkeys(candidates))
                 if number not in made.get(each, {})
             ]
-        if not jobs or (self.over and not always):
+        if not jobs or (self.over and not at_least):
             return
-        # The longest first, so that processes end at about the same time.
-        jobs.sort(key=lambda job: -self.wall_s.get(job.candidate, NEVER))
+        # Whole draws of what is judged, as the time may end before the last; the longest first, so
+        # that processes end at about the same time.
+        took, by_draw = self.wall_s, half == "judge"
+        jobs.sort(key=lambda j: (by_draw * j.draw.number, -took.get(j.candidate, NEVER)))
         watch = None
         if self._on_round is not None:
             ranked = self.ranked(half if half == "whole" else "search")
@@ -199,10 +200,10 @@ class Race:
             out=None,
             watch=watch,
         )
-        self.simulations += len(jobs)
         for job, (seconds, wall_s, running) in zip(jobs, found, strict=True):
             if seconds == CUT:
                 continue
+            self.simulations += 1
             made[job.candidate][job.draw.number] = seconds
             self.wall_s[job.candidate] = max(wall_s, self.wall_s.get(job.candidate, 0.0))
             slots = job.candidate.cluster.max_running

@@ -8,16 +8,18 @@ from functools import cache, partial
 from statistics import fmean
 from typing import Any, Final
 
-from heddle.comparison.tuning import Variant, speculations, tuning, with_policy
+from heddle.cluster.config import ClusterConfig
+from heddle.cluster.profiles import ClusterProfiles
+from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.block_loops import routes
 from heddle.planning.blocks import runnable
 from heddle.planning.deployment import LoopSplit
-from heddle.runs.bound import alone_s
+from heddle.runs.bound import Bound, alone_s
 from heddle.search.draws import Draw, check_groups, check_history, drawn, places
 from heddle.search.interval import PredictionInterval, prediction_interval
-from heddle.search.jobs import race_of
+from heddle.search.jobs import draws_of, race_of
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import (
     LAST,
@@ -32,6 +34,7 @@ from heddle.search.race import (
 )
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
+from heddle.workload import Workload
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
 from heddle_core.parts.admission import PromptOnly
 from heddle_core.parts.migration import Never
@@ -156,9 +159,8 @@ def search(
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=(base := settings.base))
-    check_groups(shared.workload(config).scripts)
-    shared.history(config, trace := shared.workload(config).trace)
-    check_history(config, trace)
+    check_groups((workload := shared.workload(config)).scripts)
+    check_history(config, workload.trace)
     candidates = runnable(settings.variants(config, names, shared), framework)
     rounds_s = None if budget_s is None else SEARCHED * budget_s
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=rounds_s, on_round=on_round)
@@ -169,42 +171,45 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
-    compared = _judge(race, own, None if budget_s is None else began_s + budget_s)
+    compared, draws = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups = {c: setup_of(config, c, shared) for c in (*compared, *named_ties(ties, compared))}
-    longest_s = _longest_s(setups[chosen])
-    judged = {each: _judged(race, each, setups[each], longest_s) for each in setups}
+    halves = _longest_of_halves(setups[chosen])
+    judged = {each: _judged(race, each, setups[each], halves) for each in setups}
     return SearchResult(
         setup=setups[chosen],
         judged=best_of_kinds(judged, chosen, own),
         tried=found,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged[own[0]] if own else None,
-        bound_s=_bound_s(setups[chosen], race.draws),
+        bound_s=_bound_s(setups[chosen], draws),
         prices=prices,
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete,
-        draws=race.draws,
+        draws=draws,
     )
 
 
-def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> list[Variant]:
-    """Run the last candidates on prompts that the search has not seen, and return those that ended.
+def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> tuple[list[Variant], int]:
+    """Run the last candidates on prompts that the search has not seen.
 
-    The best and `own` run always, the others until `ends_s`, and not after a signal.
+    Returns those that ended, and on how many draws.
+
+    The best and `own` run on one draw at least, others until `ends_s`, and not after a signal.
     """
     compared = list(dict.fromkeys([*race.near(NEAR, LAST), *of_policies(race), *own]))
     if not race.stopped:
         race.ends_s = ends_s
-    race.run([compared[0], *own], range(race.draws), half="judge", always=True)
+    first = [compared[0], *own]
+    race.run(first, range(race.draws), half="judge", at_least=len(first))
     race.run(compared, range(race.draws), half="judge")
-    race.keep_ended(compared[0])
-    return [each for each in compared if each in race.made["judge"]]
+    draws = race.keep_ended(first)
+    return [each for each in compared if each in race.made["judge"]], draws
 
 
 def best_of_kinds(
@@ -253,7 +258,7 @@ def name_of(candidate: Variant) -> str:
     """A candidate in words."""
     cluster = candidate.cluster
     engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
-    name = f"{candidate.policy} with {engines}, {cluster.running} slots"
+    name = f"{candidate.full_policy} with {engines}, {cluster.running} slots"
     if not candidate.regime:
         return name
     packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
@@ -287,7 +292,7 @@ def setup_of(config: RunConfig, candidate: Variant, workspace: Workspace) -> Run
 
 
 def _judged(
-    race: Race, candidate: Variant, setup: RunSetup, longest_s: tuple[list[float], list[float]]
+    race: Race, candidate: Variant, setup: RunSetup, longest_s: Sequence[Sequence[float]]
 ) -> Judged:
     times = tuple(race.made["judge"][candidate].values())
     searched = [each for each in race.made["search"].get(candidate, {}).values() if each < NEVER]
@@ -299,25 +304,43 @@ def _judged(
     )
 
 
+def judged_bounds(
+    config: RunConfig, workspace: Workspace, slots: Sequence[int] | None
+) -> tuple[Mapping[str, int], list[Bound]]:
+    """GPUs by type, and what bounds each rollout that `search` may judge without `speculation`."""
+    base = tuning(config, tps="best", workspace=workspace).base
+    workload = workspace.workload(replace(config, cluster=base))
+    profiles = workspace.profiles(base)
+    base = replace(base, max_running=max(running_steps(base, profiles, slots or "best")))
+    return profiles.pools, _bounds(workload, profiles, base, config.seed, draws_of(workload))
+
+
+def _bounds(
+    workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig, seed: int, draws: int
+) -> list[Bound]:
+    judged = (drawn(workload, Draw("judge", number), seed) for number in range(draws))
+    return [makespan_bound(each, profiles, cluster) for each in judged]
+
+
 def _bound_s(setup: RunSetup, draws: int) -> float:
     """Mean of what bounds each judged rollout."""
-    seed, cluster, profiles = setup.config.seed, setup.config.cluster, setup.profiles
-    judged = (drawn(setup.workload, Draw("judge", number), seed) for number in range(draws))
-    return fmean(makespan_bound(each, profiles, cluster).makespan_s for each in judged)
+    config = setup.config
+    bounds = _bounds(setup.workload, setup.profiles, config.cluster, config.seed, draws)
+    return fmean(each.makespan_s for each in bounds)
 
 
-def _longest_s(setup: RunSetup) -> tuple[list[float], list[float]]:
-    """Time alone of the longest trajectory of each group, in seconds: judged, and searched on."""
-    scripts, cluster = setup.workload.scripts, setup.config.cluster
-    seconds = alone_s(scripts, setup.profiles.tables(), max_running=cluster.max_running)
-    longest = [
-        float(seconds[own].max()) for own in scripts.trajectory("group").occurring().values()
-    ]
-    judged, searched = (
-        [longest[place] for place in places(len(longest), half, setup.config.seed)]
-        for half in ("judge", "search")
-    )
-    return judged, searched
+def _longest_of_halves(setup: RunSetup) -> list[list[float]]:
+    """As `longest_s`: judged, and searched on."""
+    longest = longest_s(setup.workload, setup.profiles, setup.config.cluster)
+    halves = (places(len(longest), half, setup.config.seed) for half in ("judge", "search"))
+    return [[longest[place] for place in half] for half in halves]
+
+
+def longest_s(workload: Workload, profiles: ClusterProfiles, cluster: ClusterConfig) -> list[float]:
+    """Time alone of the longest trajectory of each group, in seconds."""
+    seconds = alone_s(workload.scripts, profiles.tables(), max_running=cluster.max_running)
+    groups = workload.scripts.trajectory("group").occurring().values()
+    return [float(seconds[own].max()) for own in groups]
 
 
 def engines_of(setup: RunSetup) -> tuple[tuple[EngineShape, int], ...]:

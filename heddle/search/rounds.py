@@ -60,12 +60,12 @@ def all_rounds(
         best, *others = [*small.near(NEAR, FINALISTS), *of_policies(small)]
         race.wall_s |= small.wall_s
         try:
-            race.run([best] if race.over else [best, *others[:1]], [0], always=True)
+            race.run([best, *others[:1]], [0], at_least=1)
         except KeyboardInterrupt:
             if race.over or not keeps_best:
                 raise
             race.stop()
-            race.run([best], [0], always=True)
+            race.run([best], [0], at_least=1)
         race.run(others, [0])
     race.run(race.near(NEAR, FINALISTS), [1, 2], within=WIDE)
     race.run(race.near(NEAR, LAST), range(race.draws))
@@ -84,8 +84,10 @@ def first_rounds(
     All policies have the drafts that are best for `FIRST`, and later each of the best its own.
     """
     first = [each for each in candidates if each.policy == FIRST] or list(candidates)
+    # Wide engines are seldom far from the best, and there are few of them to simulate.
+    first.sort(key=lambda each: -each.cluster.tp)
     each_way: list[Sequence[str]] = [(setting,) for setting in speculations] or [()]
-    race.run((drafted(each, way) for each in first for way in each_way), [0], always=True)
+    race.run((drafted(each, way) for each in first for way in each_way), [0], at_least=1)
     best = race.ranked()[0].cluster.speculation
     every = [drafted(each, (best,) if speculations else ()) for each in candidates]
     with_best = race.promising(every, "search")

@@ -59,9 +59,10 @@ def verdict(answer: Recommendation) -> str:
     spread = best.makespan_s
     of = " a batch" if best.loop is not None else ""
     text = f"Run {_named(best)}: {_seconds(spread.mean)} s{of}"
-    low, high = _seconds(spread.low), _seconds(spread.high)
-    if low != high:
-        text += f" ({low} to {high})"
+    if spread.low is None or spread.high is None:
+        text += " (one run has no interval)"
+    else:
+        text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
     mine = best.candidate
     others = [each for each in answer.judged[1:] if kind_of(each.candidate) != kind_of(mine)]
     if others:
@@ -76,7 +77,7 @@ def verdict(answer: Recommendation) -> str:
         text += f" {_staleness(best.loop)}"
     ours = [each for each in others[1:] if each.candidate.policy.partition("+")[0] == OURS[0]]
     if ours and mine.policy.partition("+")[0] != OURS[0]:
-        text += f" It is {_against(best, ours[0])} {ours[0].candidate.policy}."
+        text += f" It is {_against(best, ours[0])} {ours[0].candidate.full_policy}."
     if answer.difference:
         text += f" The difference: {answer.difference}."
     text += f" {answer.bound_of} can be faster than {_seconds(answer.bound_s)} s."
@@ -102,7 +103,7 @@ def _against(best: Judged, other: Judged) -> str:
 def _named(each: Judged) -> str:
     drafts = each.candidate.cluster.speculation
     with_drafts = "" if drafts == "off" else f" and {without_acceptance(drafts)} drafts"
-    name = f"{each.candidate.policy} with {each.setting}{with_drafts}"
+    name = f"{each.candidate.full_policy} with {each.setting}{with_drafts}"
     if each.loop is None:
         return name
     trained = "trained in turn" if each.loop.colocated else f"{each.loop.train_gpus} GPUs training"
@@ -213,7 +214,7 @@ def plain_setting(each: Judged, pools: Mapping[str, int], cost: RunCost) -> dict
     """A candidate on GPUs by type, as JSON."""
     cluster, gpus = each.candidate.cluster, list(pools)
     return {
-        "policy": each.candidate.policy,
+        "policy": each.candidate.full_policy,
         "max_running": cluster.max_running,
         "speculation": cluster.speculation,
         "engines": [

@@ -7,7 +7,7 @@ from os import walk
 from pathlib import Path
 
 from heddle_trace.errors import TraceError
-from heddle_trace.importers.formats import AUTO, format_of, recognised
+from heddle_trace.importers.formats import AUTO, FORMATS, format_of, recognised
 from heddle_trace.importers.heads import head_of
 from heddle_trace.importers.sources import SourceFile, sources
 
@@ -79,7 +79,7 @@ def _most_common(shown: dict[Path, list[str]], paths: Sequence[str | Path]) -> s
     if not files:
         raise TraceError(
             f"{paths[0]}: no file in it is of a known format; name one with --set "
-            "logs.format=FORMAT"
+            f"logs.format=FORMAT: {', '.join(FORMATS)}"
         )
     if rest and rest[0][1] == files:
         raise TraceError(

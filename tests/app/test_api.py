@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,7 @@ import heddle
 from heddle.cli import main
 from heddle.config_error import ConfigError
 from heddle_trace import synth, write_trace
+from heddle_trace.errors import TraceError
 
 ON = {"model": "qwen3-8b", "gpus": 2, "max_running": 8, "history": "none"}
 SCRIPT = """
@@ -120,3 +122,32 @@ def test_errors_are_those_of_the_command(coding: Path, tmp_path: Path):
         heddle.compare(coding, "verl", out=tmp_path, **ON).export("trl")
     with pytest.raises(ConfigError, match="trace must be a path or a RunConfig, not 3"):
         heddle.compare(3, "verl")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"policies": ["verl", 3]},
+            r"policies must be a name or a list of names, not \['verl', 3\]",
+        ),
+        ({"policies": 3}, "policies must be a name or a list of names, not 3"),
+        ({"policies": "zzz*"}, r"zzz\*: none of the shipped policies matches it; did you mean '"),
+        ({"tp": "best"}, "tp='best': it is one number; tps are several, or best"),
+        ({"max_running": [8, 16]}, r"max_running=\[8, 16\]: it is one number; slots are several"),
+    ],
+)
+def test_plain_values_of_a_wrong_kind_are_refused(coding: Path, given: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        heddle.compare(coding, **given)
+
+
+def test_regimes_are_names_too(coding: Path):
+    with pytest.raises(ConfigError, match="regimes must be a name or a list of names"):
+        heddle.loop(coding, ["sync", 3])  # type: ignore[list-item]
+
+
+def test_logs_in_no_known_format_name_all_formats(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(TraceError, match=r"of a known format; .*: mooncake, .*, openhands"):
+        heddle.compare(tmp_path)

@@ -366,7 +366,9 @@ def test_remedies_are_settings_with_a_simulated_saving(heddle: Heddle, tmp_path:
     found = answered(heddle, last_run(), "--set", "diagnose.budget_s=0.001")
     assert found["remedies"] or found["no_remedies"]
     for remedy in found["remedies"]:
-        assert 0.0 < remedy["low"] <= remedy["saving"] <= remedy["high"] < 1.0
+        # Without time there is one simulation of each, which tells of no interval.
+        assert remedy["low"] is remedy["high"] is None
+        assert 0.0 < remedy["saving"] < 1.0
         assert remedy["block"]
 
 

@@ -14,6 +14,7 @@ from heddle.cli import main
 from heddle.config_error import ConfigError
 from heddle.cost.prices import RunCost
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
+from heddle.search.race import Race
 from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, Heddle
 
@@ -91,7 +92,25 @@ def test_what_keeps_no_limit_says_what_is_reachable(refused: Callable[..., str],
     assert "--deadline 1 s is not reachable: the fastest is" in late
     assert "No number of GPUs keeps it: the longest trajectory alone takes" in late
     poor = refused("plan", coding, *on, "--budget", "0.0001")
-    assert "--budget $0.00 is not reachable: the cheapest is" in poor
+    assert "--budget $0.0001 is not reachable: the cheapest is" in poor
+
+
+def test_what_no_bound_allows_is_refused_before_a_search(
+    coding: Path, monkeypatch: pytest.MonkeyPatch
+):
+    on = {"gpus": [1, 2], "model": "qwen3-8b", "max_running": 8, "history": "none"}
+    found = heddle_api.plan(coding, "verl", deadline_s=1e6, budget_s=0.0, **on)
+    # Twice what is proven cannot be refused by it.
+    near_s = 2.0 * max(row.found.bound_s for row in found.clusters)
+    monkeypatch.setattr(Race, "run", lambda *_, **__: pytest.fail("it searches"))
+    with pytest.raises(ConfigError, match=r"no cluster of these keeps the limit\. --deadline 1 s "):
+        heddle_api.plan(coding, "verl", deadline_s=1.0, **on)
+    with pytest.raises(
+        ConfigError, match=r"--budget \$0\.002 .* the cheapest is . x h100 \(at least"
+    ):
+        heddle_api.plan(coding, "verl", dollars=0.002, deadline_s=1e6, **on)
+    with pytest.raises(pytest.fail.Exception, match="it searches"):
+        heddle_api.plan(coding, "verl", deadline_s=near_s, **on)
 
 
 def test_a_cluster_that_cannot_serve_is_left_out(heddle: Heddle, coding: Path):

@@ -141,5 +141,6 @@ def test_a_second_signal_is_raised(config: RunConfig, monkeypatch: pytest.Monkey
 def test_a_search_on_a_part_without_time_judges_what_it_has(config: RunConfig):
     found = search(config, prices=PRICES, budget_s=0.0, jobs=1)
     assert not found.complete
+    assert found.simulations == 1 + 1 + 2, "on a part, on all, and of two on one judged draw"
     assert found.best.candidate.policy == FIRST
     assert len(found.best.times) == found.draws

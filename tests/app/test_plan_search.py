@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -33,6 +34,8 @@ from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
 from heddle_core.presets import PRESETS
 from heddle_trace import synth, write_trace
+from heddle_trace.files import read_trace
+from heddle_trace.schema import TrajectoryRecord
 from tests.app.journals import BRIEF, Heddle
 
 Refused = Callable[..., str]
@@ -157,7 +160,12 @@ def test_judged_makespans_are_simulations_of_unseen_prompts(config: RunConfig, f
 
 def test_an_interval_is_that_of_one_more_value():
     one = prediction_interval([10.0])
-    assert (one.low, one.mean, one.high) == (10.0, 10.0, 10.0)
+    assert (one.low, one.mean, one.high, one.text) == (None, 10.0, None, "-")
+    tail = prediction_interval([10.0], (), [[1.0, 2.0, 3.0, 5.0]])
+    assert tail.low < 10.0 < tail.high
+    # Two tell of no spread, and what is known of lengths does.
+    two = prediction_interval([10.0], [11.0], [[5.0, 5.0], [5.0, 5.0]])
+    assert (two.low, two.mean, two.high) == (10.0, 10.0, 11.0)
     # Of logarithms 1.9, 2, 2.1: t(2) is 4.303, the deviation 0.1, and sqrt(1 + 1/3) 1.1547.
     times = [math.exp(each) for each in (1.9, 2.0, 2.1)]
     three = prediction_interval(times)
@@ -283,7 +291,10 @@ def test_a_search_without_time_judges_what_it_has(config: RunConfig, heddle: Hed
     found = search(config, prices=prices_of({}, ["h100"]), budget_s=0.0)
     assert not found.complete
     assert found.best.candidate.policy == "verl"
-    assert len(found.best.times) == found.draws
+    # One candidate of the first policy, the widest, then that and what comes first on one draw.
+    assert found.simulations == 1 + 2
+    assert len(found.best.times) == found.draws == 1
+    assert found.best.candidate.cluster.tp == 4
     # Of what was not judged nothing is said, and whoever comes first is always judged.
     assert {each.candidate.policy for each in found.judged} == {"verl"}
 
@@ -406,6 +417,34 @@ def test_the_command_does_not_say_what_was_found(heddle: Heddle, coding: Path):
     assert [word for word in command if "=" in word] == ["cluster.report_interval_s=2"]
 
 
+def later_epoch(trace: Path) -> list[TrajectoryRecord]:
+    """Other samples of the prompts of a trace."""
+    longer = []
+    for record in read_trace(trace).records:
+        first, *rest = record.steps
+        step = msgspec.structs.replace(first, output_tokens=(first.output_tokens or 0) + 7)
+        longer.append(msgspec.structs.replace(record, steps=(step, *rest)))
+    return longer
+
+
+def test_a_comparison_says_that_policies_know_the_prompts(
+    refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
+):
+    drawn, epoch = tmp_path / "drawn.jsonl", tmp_path / "epoch.jsonl"
+    assert heddle("trace", "resample", coding, 8, 4, "-o", drawn).exit_code == 0
+    write_trace(epoch, later_epoch(coding))
+    words = ("compare", coding, "--policies", "heddle", *ON[:-1])
+    assert "a policy that knows them cannot be judged on them" in refused(*words, drawn)
+    done = heddle(*words, epoch, "--json")
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert f"Warning: {warning}" in done.stderr
+    assert "has the prompts of 32 of the trace's 32 trajectories" in warning
+    # Other prompts may have the same names: those of every synthetic trace begin at 0.
+    write_trace(tmp_path / "other.jsonl", synth("coding", 32, seed=99, samples_per_group=4))
+    done = heddle(*words, tmp_path / "other.jsonl", "--json")
+    assert "warnings" not in json.loads(done.stdout)
+
+
 def test_a_history_of_the_same_prompts_is_refused(
     refused: Refused, coding: Path, heddle: Heddle, tmp_path: Path
 ):
@@ -414,6 +453,11 @@ def test_a_history_of_the_same_prompts_is_refused(
     said = refused("plan", coding, *ON[:-1], drawn)
     assert "of the trace's 32 trajectories" in said
     assert "--history none" in said
+    write_trace(epoch := tmp_path / "epoch.jsonl", later_epoch(coding))
+    said = refused("plan", coding, *ON[:-1], epoch)
+    assert "has the prompts of 32 of the trace's 32 trajectories" in said
+    assert "--history none" in said
+    assert "heddle compare" in said
     other = tmp_path / "other.jsonl"
     write_trace(other, synth("coding", 64, seed=99, samples_per_group=8))
     done = heddle("plan", coding, *ON[:-1], other, "--budget-s", 0)

@@ -84,6 +84,15 @@ def test_the_summary_shows_the_results_of_the_runs(browser: Chrome, small: Made)
     assert "no policy ends this trace on this cluster before" in shown.find("#bound").text
 
 
+def test_figures_have_the_labels_of_other_tables(browser: Chrome, small: Made):
+    shown = Page(browser, small.path)
+    shown.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    labels = [text.replace("\u00a0", " ") for text in shown.texts("#figures td:first-child")]
+    assert len(labels) > 40
+    assert {"makespan s", "tokens/s", "queueing p99 s", "TPOT ms", "TTFT p50 s"} <= {*labels}
+    assert not [label for label in labels if "_" in label]
+
+
 def test_hovering_a_slot_shows_what_ran_there(browser: Chrome, small: Made):
     shown = Page(browser, small.path)
     run = small.runs[-1]

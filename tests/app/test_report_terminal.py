@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from heddle.cli.progress import running
+from heddle.cli.tables import VERDICT_WIDTH, show_rows
 from heddle.comparison.compare import compare
 from heddle.config import RunConfig
 from heddle.runs import load_run
@@ -232,3 +233,27 @@ def test_a_terminal_gets_blocks_and_colour_unless_it_is_limited(
     assert ("\x1b[3" in bars) is coloured
     assert ("█" in bars) is blocks
     assert ("#" in bars) is not blocks
+
+
+@pytest.mark.parametrize("engines", ["8 x TP 1", "16 x TP 1, 8 x TP 2, 4 x TP 4, 2 x TP 8"])
+def test_a_table_of_a_verdict_has_at_most_100_columns(
+    capsys: pytest.CaptureFixture[str], engines: str
+):
+    row = {
+        "policy": "heddle+fixed+keep_engines",
+        "engines": engines,
+        "slots": "100",
+        "makespan_s": "13,390.9",
+        "of one rollout": "11,363 to 21,171",
+        "over best": "1.616 ±0.114",
+        "GPU-hours": "1.4",
+        "$": "3.79",
+    }
+    show_rows([row])
+    assert max(map(len, capsys.readouterr().out.splitlines())) > VERDICT_WIDTH
+    show_rows([row, {**row, "policy": "verl"}], VERDICT_WIDTH)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= VERDICT_WIDTH
+    words = out.split()
+    assert "heddle+fixed+keep_engines" in words
+    assert all(words.count(word) == 2 * engines.split().count(word) for word in ("TP", "x"))

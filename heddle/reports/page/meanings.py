@@ -89,7 +89,7 @@ LOOP_FIGURES: Final[Mapping[str, str]] = {
 
 COLUMNS: Final[Mapping[str, str]] = {
     "row": "Policy and setting; runs that differ in their seed alone are one row.",
-    "interval_ends": "Ends of the 95 % confidence interval of the mean over seeds.",
+    "interval_ends": "Ends of the 95 % prediction interval of one rollout of other prompts.",
     "over_least": "Mean makespan over the least of all policies.",
     "narrowest_s": "Mean makespan of the policy at the least TP degree that was tried.",
     "engines_of": "Engines at the first plan, by TP degree.",

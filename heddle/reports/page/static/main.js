@@ -6,6 +6,8 @@ const HEADLINE = [
   ["gpu_hours", "GPU-hours"], ["dollars", "$"],
 ];
 const OF_LOOPS = [["rl_step_s", "step\u00a0s"], ["samples_per_s", "samples/s"], ["staleness_mean", "staleness"], ["wasted_tokens", "wasted tokens"]];
+const LABELS = new Map([...HEADLINE, ...OF_LOOPS]);
+const labelOf = (key) => LABELS.get(key) ?? key.replaceAll("_", "\u00a0").replace(/^(ttft|tpot|rl)/, (word) => word.toUpperCase());
 const NOT_OF_LOOPS = ["queueing_p99_s", "migrations", "preemptions"];
 
 // Seeds may draw other values, so the lowest bound counts.
@@ -75,7 +77,7 @@ function spread(id, columns, meaning) {
   const keys = [...new Set(columns.flatMap(([, values]) => Object.keys(values)))];
   byId(id).replaceChildren(
     el("thead", {}, el("tr", {}, el("th"), ...columns.map(([label]) => el("th", { scope: "col" }, label)))),
-    el("tbody", {}, ...keys.map((key) => el("tr", {}, el("td", { "data-says": meaning(key), tabindex: meaning(key) ? 0 : null }, key), ...columns.map(([, values]) => valued(values[key], number))))),
+    el("tbody", {}, ...keys.map((key) => el("tr", {}, el("td", { "data-says": meaning(key), tabindex: meaning(key) ? 0 : null }, labelOf(key)), ...columns.map(([, values]) => valued(values[key], number))))),
   );
 }
 
