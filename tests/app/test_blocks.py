@@ -124,6 +124,7 @@ def test_drafts_are_named_as_each_framework_does(trace: Path, tmp_path: Path):
     assert (config["method"], config["num_speculative_tokens"]) == ("eagle3", 3)
     assert tomllib.loads(found["prime-rl"])["inference"]["vllm"]["speculative_config"]
     assert "--sglang-speculative-algorithm EAGLE3" in found["slime"]
+    assert "--sglang-speculative-num-draft-tokens 4" in found["slime"]
     for name in ("verl", "skyrl", "nemo-rl"):
         assert "num_speculative_tokens:3" in found[name], name
     assert "cluster.speculation=eagle3:3" in found["heddle"]

@@ -159,6 +159,7 @@ def test_exports_start_engines_that_draft(heddle: Heddle):
         word for name in ("verl.yaml", "vllm.sh", "gateway.toml") for word in ("--export", name)
     ]
     write_trace("four.jsonl", synth("coding", 16, seed=5, samples_per_group=4))
+    files += ["--set", "plan.framework=skyrl"]
     result = heddle("plan", "four.jsonl", *ON, *BRIEF, "--speculation", setting, *files)
     assert result.exit_code == 0, result.output
     config = '"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 1000000, 1]]'
@@ -166,8 +167,9 @@ def test_exports_start_engines_that_draft(heddle: Heddle):
     script = Path("vllm.sh").read_text()
     assert "--speculative-config" in script
     assert config in script
-    assert "generator.inference_engine.speculative_config=" in script
-    assert "--sglang-speculative-num-draft-tokens 4" in script
+    (drafts,) = [x for x in result.stdout.splitlines() if "speculative_config=" in x]
+    assert drafts.startswith("  generator.inference_engine.speculative_config=")
+    assert config.partition(": ")[2] in drafts
     assert f'speculation = "{setting}"' in Path("gateway.toml").read_text()
 
 
