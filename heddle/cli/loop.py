@@ -101,9 +101,9 @@ def loop(
     names = regime_names(regimes, config.regimes)
     made = loop_of(config, names, seeds=seeds)
     with progress("reading", "batches") as bar:
-        how = {"jobs": jobs, "out": out, "given": partial(words_but, context, settings)}
+        how: dict[str, Any] = {"given": partial(words_but, context, settings), "jobs": jobs}
         how |= {"objective": config.plan.objective or "makespan", "on_progress": bar.count}
-        result = compare_settings(made, swept, speculation, **how)
+        result = compare_settings(made, swept, speculation, out=out, **how)
     if figure:
         from heddle.reports.result_figures import draw_regimes
 
