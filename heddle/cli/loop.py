@@ -100,10 +100,9 @@ def loop(
     config, _ = with_rollout(config, sources, out or RUNS)
     made = loop_of(config, regime_names(regimes, config.regimes), seeds=seeds)
     with progress("reading", "batches") as bar:
-        how: dict[str, Any] = {"jobs": jobs, "out": out, "on_progress": bar.count}
-        how |= {"objective": config.plan.objective or "makespan"}
-        how |= {"given": partial(words_but, context, settings)}
-        result = compare_settings(made, swept, speculation, **how)
+        how: dict[str, Any] = {"given": partial(words_but, context, settings), "jobs": jobs}
+        how |= {"objective": config.plan.objective or "makespan", "on_progress": bar.count}
+        result = compare_settings(made, swept, speculation, out=out, **how)
     if figure:
         from heddle.reports.result_figures import draw_regimes
 
