@@ -52,18 +52,29 @@ def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
     but for those of the first column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    table = new_table(*columns)
-    for row in rows:
-        # Names of logs may hold what moves a terminal's cursor.
-        cells = (row.get(column, "-") for column in columns)
-        table.add_row(*("".join(c if c.isprintable() else "?" for c in cell) for cell in cells))
+    # Names of logs may hold what moves a terminal's cursor.
+    cells = [
+        ["".join(c if c.isprintable() else "?" for c in row.get(column, "-")) for column in columns]
+        for row in rows
+    ]
+    table = _filled(columns, cells)
     if _width(table) > within:
-        table.padding = (0, 1, 0, 0)
+        table = _filled(columns, cells, gap=1)
     if (over := _width(table) - within) > 0:
-        longest = max(table.columns[1:], key=lambda each: max(map(len, map(str, each.cells))))
-        width = max(map(len, map(str, longest.cells))) - over
-        longest._cells = [textwrap.fill(str(cell), max(width, 1)) for cell in longest.cells]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        at = widths.index(max(widths[1:]), 1)
+        for row in cells:
+            row[at] = textwrap.fill(row[at], max(widths[at] - over, 1))
+        table = _filled(columns, cells, gap=1)
     show(table)
+
+
+def _filled(columns: Sequence[str], rows: Iterable[Sequence[str]], gap: int = 2) -> Table:
+    table = new_table(*columns)
+    table.padding = (0, gap, 0, 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def explain(text: str) -> None:
