@@ -36,8 +36,11 @@ def page() -> str:
 
 def _section(file: str, name: str, heading: str) -> str:
     tree = ast.parse((CORE / file).read_text(encoding="utf-8"))
-    found = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
-    members = list(_members(found))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = classes[name]
+    # What all events have is in a class of no public name.
+    bases = [base.id for base in found.bases if isinstance(base, ast.Name) and base.id[0] == "_"]
+    members = [each for own in (*bases, name) for each in _members(classes[own])]
     explained = any(text for *_, text in members)
     rows = [["name", "type", "meaning"], ["---", "---", "---"]]
     rows += [[f"`{what}`", f"`{kind}`", text] for what, kind, text in members]
