@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from heddle.planning.deployment import Deployment, LoopSplit
+from heddle.planning.deployment import GPUS_PER_NODE, Deployment, LoopSplit
 
 ROUTERS: Final[Mapping[str, str]] = {
     "verl": "consistent_hash",
@@ -22,7 +22,6 @@ ROUTERS: Final[Mapping[str, str]] = {
 """The policy of vllm-router that places most nearly as a preset does."""
 OF_SGLANG: Final = frozenset({"power_of_two", "cache_aware"})
 """Those that SGLang's router has, too."""
-NODE: Final = 8
 EPOCH_FILE: Final = "/shared/epoch.jsonl"
 GATEWAY: Final = "# its router is the gateway: heddle serve --set serve.epoch_file={file}"
 CUSTOM: Final = """\
@@ -111,13 +110,13 @@ def verl_router(plan: Deployment, key: str) -> list[str]:
 
 def node_gpus(tp: int, *parts: int) -> int | None:
     """GPUs of a node: a multiple of the TP degree that divides each part; None: there is none."""
-    sizes = (n for n in range(NODE, 0, -1) if n % tp == 0)
+    sizes = (n for n in range(GPUS_PER_NODE, 0, -1) if n % tp == 0)
     return next((n for n in sizes if not any(gpus % n for gpus in parts)), None)
 
 
 def alike(tp: int, *parts: int) -> int | None:
     """The same where small parts share one node."""
-    return sum(parts) if sum(parts) <= NODE else node_gpus(tp, *parts)
+    return sum(parts) if sum(parts) <= GPUS_PER_NODE else node_gpus(tp, *parts)
 
 
 def _filled(lines: Sequence[str], loop: LoopSplit, tp: int, slots: int = 1) -> list[str]:
@@ -155,7 +154,7 @@ def _filled(lines: Sequence[str], loop: LoopSplit, tp: int, slots: int = 1) -> l
 
 def no_nodes(tp: int, *parts: int) -> str:
     gpus = " and ".join(map(str, parts))
-    return f"{gpus} GPUs are no whole nodes of at most {NODE} at TP {tp}"
+    return f"{gpus} GPUs are no whole nodes of at most {GPUS_PER_NODE} at TP {tp}"
 
 
 def verl_training(plan: Deployment, tp: int) -> list[str]:

@@ -5,6 +5,7 @@ SGLang only published scripts.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
@@ -24,7 +25,7 @@ from heddle.planning.block_loops import (
     verl_router,
     verl_training,
 )
-from heddle.planning.deployment import Deployment
+from heddle.planning.deployment import BY_RAY, Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
     PlacedEngine,
@@ -111,8 +112,8 @@ def runnable(candidates: "Iterable[Variant]", framework: str | None) -> "list[Va
 
 def framework_of(policy: str) -> str:
     """The framework that a policy is of; that of Heddle's own is its gateway."""
-    name = policy.partition("+")[0].partition("-")[0]
-    return name if name in FRAMEWORKS else "heddle"
+    named = (name for name in FRAMEWORKS if re.match(rf"{name}\b", policy))
+    return next(named, "heddle")
 
 
 def _uniform(plan: Deployment) -> tuple[EngineShape, int, list[str]]:
@@ -281,6 +282,8 @@ def _heddle(plan: Deployment) -> list[str]:
         words += ["--set", f"cluster.speculation={plan.drafts()[narrow]}"]
     if plan.loop is not None and plan.loop.packed:
         words += ["--set", f"serve.epoch_file={EPOCH_FILE}"]
+    if plan.by_ray:
+        return ["# On a Ray cluster of these nodes:", shlex.join([*words, "--set", BY_RAY])]
     return [shlex.join(words)]
 
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from heddle.search.result import Judged, SearchResult
     from heddle.setup import RunSetup
 
+GPUS_PER_NODE: Final = 8
+BY_RAY: Final = "runtime.launcher=ray"
+"""How `heddle serve` starts engines on several nodes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSplit:
@@ -98,6 +102,11 @@ class Deployment:
     def pools(self) -> Mapping[str, int]:
         """GPUs by type."""
         return self.profiles.pools
+
+    @property
+    def by_ray(self) -> bool:
+        """Whether the gateway starts the engines on several nodes."""
+        return sum(self.pools.values()) > GPUS_PER_NODE and self.cluster.attention_dp == 1
 
     def drafts(self) -> dict[EngineShape, Speculation]:
         """Speculative decoding, by shape; empty without."""

@@ -16,12 +16,11 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
 from heddle.planning.block_loops import verl_training
-from heddle.planning.deployment import Deployment
+from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
 
-GPUS_PER_NODE: Final = 8
 FIRST_PORT: Final = 8000
 ROUTER: Final = "-router"
 """Ends the name, without suffix, of the second file for verl."""
@@ -309,11 +308,11 @@ def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
     engines = placed_engines(plan)
     nodes = list(dict.fromkeys(engine.node for engine in engines))
     tps = [engine.shape.tp for engine in engines]
-    if len(nodes) > 1 and len(set(tps)) > 1:
+    if len(nodes) > 1 and len(set(tps)) > 1 and not plan.by_ray:
         raise ConfigError(
-            f"--export {path}: `heddle serve` starts engines of several TP degrees on one machine "
-            f"only, and these GPUs are {len(nodes)}: plan {GPUS_PER_NODE} GPUs, or one TP degree, "
-            f"as in --set cluster.tp_choices=[{uniform_engines(plan)[0].tp}]"
+            f"--export {path}: `heddle serve` starts engines with cluster.attention_dp on one "
+            f"machine only, and these GPUs are {len(nodes)}: plan {GPUS_PER_NODE} GPUs, or one TP "
+            f"degree, as in --set cluster.tp_choices=[{uniform_engines(plan)[0].tp}]"
         )
     knowledge = _knowledge(plan, plan.served_policy)
     policy = knowledge.pop("policy")
@@ -321,11 +320,14 @@ def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
     about = [f"The gateway of a plan by `heddle plan`, for {plan.profiles.model}: {_mix(plan)}."]
     if len(nodes) == 1:
         about += ["It starts these engines itself:", f"{command} --model-dir FOLDER"]
+    elif plan.by_ray:
+        about += ["It starts these engines on a Ray cluster:"]
+        about += [f"{command} --set {BY_RAY} --model-dir FOLDER"]
     if len(set(tps)) == 1:
         hosts = dict.fromkeys(nodes, "127.0.0.1") if len(nodes) == 1 else {n: n for n in nodes}
         urls = [f"--worker http://{hosts[engine.node]}:{engine.port}" for engine in engines]
         about += ["Or it uses those of vllm.sh:", f"{command} --tp {tps[0]} {' '.join(urls)}"]
-    if len(nodes) > 1:
+    if len(nodes) > 1 and len(set(tps)) == 1:
         about.append(f"Put the addresses of your nodes in place of {', '.join(nodes)}.")
     cluster = plan.cluster
     values: dict[str, object] = {

@@ -92,7 +92,7 @@ def test_prime_rl_is_toml(plan: Deployment):
     assert found["orchestrator"]["concurrency"] == {"min_inflight": 192, "max_inflight": 192}
 
 
-def test_commands_and_prime_rl_name_the_nodes(trace: Path, tmp_path: Path):
+def test_commands_prime_rl_and_the_gateway_name_the_nodes(trace: Path, tmp_path: Path):
     plan = deployment(trace, tmp_path / "runs", replace(CLUSTER, gpus=12, tp=4))
     found = tomllib.loads(block(plan, "prime-rl"))
     several = {"type": "multi_node", "gpus_per_node": 4, "num_nodes": 3}
@@ -104,6 +104,7 @@ def test_commands_and_prime_rl_name_the_nodes(trace: Path, tmp_path: Path):
     assert devices == ["0,1,2,3", "4,5,6,7", "0,1,2,3"]
     served = deployment(trace, tmp_path / "sglang", replace(plan.cluster, engine="sglang"))
     assert "# on h100-1:" in block(served, "sglang").splitlines()
+    assert shlex.split(block(plan, "heddle"), comments=True)[-1] == "runtime.launcher=ray"
 
 
 def test_vllm_has_a_line_for_each_engine_and_the_gateway_one(plan: Deployment):
@@ -142,6 +143,7 @@ def test_a_block_says_what_its_names_were_checked_against(plan: Deployment):
 
 def test_a_policy_is_of_its_framework():
     names = {"verl": "verl", "verl-2026": "verl", "slime-2026": "slime", "heddle+x": "heddle"}
+    names |= {"prime-rl": "prime-rl", "vimes": "heddle"}
     assert {name: framework_of(name) for name in names} == names
     assert framework_of("seer") == "heddle"
 

@@ -17,8 +17,8 @@ import pytest
 from heddle.comparison.tuning import Variant, with_policy
 from heddle.config import RunConfig
 from heddle.config_files import ConfigError, ConfigSource, resolve, setting
-from heddle.planning.deployment import Deployment, deployment_of
-from heddle.planning.exports import GPUS_PER_NODE, export, placed_engines, uniform_engines
+from heddle.planning.deployment import GPUS_PER_NODE, Deployment, deployment_of
+from heddle.planning.exports import export, placed_engines, uniform_engines
 from heddle.search.interval import PredictionInterval
 from heddle.search.result import Judged, engines_of
 from heddle.setup import prepare
@@ -288,7 +288,8 @@ def test_an_exported_gateway_never_starts_engines_that_run_no_model(
 
 def test_engines_of_one_degree_are_served_by_their_urls_too(coding: Path, tmp_path: Path):
     exported(coding, tmp_path, "--gpus", 16, "--set", "cluster.tp_choices=[4]")
-    (command,) = commands(tmp_path / "gateway.toml")
+    starts, command = commands(tmp_path / "gateway.toml")
+    assert options_of(starts)["--set"] == "runtime.launcher=ray"
     options = options_of(command)
     assert options["--tp"] == "4"
     urls = [url for flag, url in pairwise(command) if flag == "--worker"]
@@ -301,9 +302,11 @@ def test_engines_of_one_degree_are_served_by_their_urls_too(coding: Path, tmp_pa
     assert options_of(by_url)["--worker"] == "http://127.0.0.1:8001"
 
 
-def test_a_mix_on_several_machines_is_not_exported_to_the_gateway(coding: Path, tmp_path: Path):
-    with pytest.raises(ConfigError, match="several TP degrees on one machine only"):
-        exported(coding, tmp_path, "--gpus", 20, kinds=["g.toml"], tps=(8, 8, 2, 2))
+def test_a_gateway_starts_a_mix_on_several_machines_by_ray(coding: Path, tmp_path: Path):
+    exported(coding, tmp_path, "--gpus", 20, kinds=["g.toml"], tps=(8, 8, 2, 2))
+    (command,) = commands(tmp_path / "g.toml")
+    assert options_of(command)["--set"] == "runtime.launcher=ray"
+    assert config_of(tmp_path / "g.toml").cluster.mix == (8, 8, 2, 2)
 
 
 @pytest.mark.skipif(not find_spec("heddle.cli.serve"), reason="there is no heddle serve yet")
