@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -142,7 +141,6 @@ def _compared(
             on_round=on_round,
             **given,
         )
-    result = replace(result, framework=config.plan.framework)
     write_index(out, result.plain(words))
     return result
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from heddle.cluster.failures import too_late
 from heddle.cluster.profiles import ClusterProfiles
+from heddle.command_config import Config
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import Tuning, Variant
 from heddle.config import RunConfig
@@ -115,11 +116,14 @@ class Comparison(Answered):
     """Whether there is one seed because runs take long."""
     remark: str = ""
     """The last sentence of the verdict, where it is not of what was tried."""
-    framework: str | None = None
-    """That is to run what is recommended; None: any."""
     history_warning: str = ""
     workspace: Workspace = field(repr=False, compare=False)
     """With inputs of the runs."""
+
+    @property
+    def framework(self) -> str | None:
+        """That is to run what is recommended; None: any."""
+        return self.config.plan.framework if isinstance(self.config, Config) else None
 
     @property
     def runs(self) -> tuple[RunResult, ...]:

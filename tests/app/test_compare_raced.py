@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from heddle.cli import main
 from heddle.cluster.config import ClusterConfig
+from heddle.command_config import Config, FrameworkName, PlanSettings
 from heddle.comparison.compare import compare
 from heddle.comparison.estimates import estimate
 from heddle.comparison.result import Comparison, PolicyResult
@@ -143,17 +144,27 @@ def test_what_a_named_framework_runs_is_recommended(raced: Comparison):
     )
     assert heddle.variant.planned
     rows = (_taking(heddle, 50.0), _taking(slime, 60.4), _taking(verl, 61.0))
-    for framework, best in ((None, "heddle"), ("heddle", "heddle"), ("verl", "verl")):
-        answer = answer_of(replace(raced, policies=rows, framework=framework))
+    named: tuple[tuple[FrameworkName | None, str], ...]
+    named = ((None, "heddle"), ("heddle", "heddle"), ("verl", "verl"))
+    for framework, best in named:
+        answer = answer_of(_run_by(framework, raced, rows))
         assert answer is not None
         assert answer.judged[0].candidate.policy == best
     # Of policies as good as another, that of the framework's router.
-    answer = answer_of(replace(raced, policies=rows, framework="slime"))
+    answer = answer_of(_run_by("slime", raced, rows))
     assert answer is not None
     assert answer.judged[0].candidate.policy == "slime"
-    only = answer_of(replace(raced, policies=rows[:1], framework="verl"))
+    only = answer_of(_run_by("verl", raced, rows[:1]))
     assert only is not None
     assert only.judged[0].candidate.policy == "heddle"
+
+
+def _run_by(
+    framework: FrameworkName | None, raced: Comparison, rows: tuple[PolicyResult, ...]
+) -> Comparison:
+    run = {each.name: getattr(raced.config, each.name) for each in fields(RunConfig)}
+    config = Config(**run, plan=PlanSettings(framework=framework))
+    return replace(raced, policies=rows, config=config)
 
 
 def _taking(row: PolicyResult, seconds: float) -> PolicyResult:
