@@ -158,7 +158,8 @@ def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> 
 
 def packs(config: LoopConfig, data: DataSet, history: Sequence[Totals]) -> bool:
     """Whether prompts could be packed into the batches of a loop that has `begun`."""
-    known = data.cycle > 1 or any(data.known(history))
+    names = {name for epoch in data.known(history) for name in epoch}
+    known = data.cycle > 1 or 0 < len(data.groups) * LEAST_KNOWN <= len(names)
     return known and len(data.groups) % config.groups == 0 and len(data.groups) > config.groups
 
 

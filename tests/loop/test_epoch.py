@@ -16,7 +16,7 @@ from heddle.config_files import ConfigError
 from heddle.cost.prices import prices_of
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import whole_epochs
+from heddle.loops.data import packs, whole_epochs
 from heddle.loops.setup import prepare_loop, regime_of
 from heddle.loops.splits import beside_random
 from heddle.search.loops import search_loops
@@ -229,6 +229,9 @@ def test_a_history_of_few_prompts_is_warned_of(traces: tuple[str, str], tmp_path
     (warned,) = compare_regimes([config(traces, few, epoch_plan="sorted", batches=8)]).warnings
     assert said in warned
     assert not compare_regimes([config(traces, few, epoch_plan="random", batches=8)]).warnings
+    for history, enough in ((few, False), (traces[1], True)):
+        setup = prepare_loop(config(traces, history), "sync", workspace=Workspace())
+        assert packs(setup.config, setup.data, setup.run.history.epochs) is enough
 
 
 def test_a_wrong_rule_names_its_key(traces: tuple[str, str]):
