@@ -362,13 +362,19 @@ def test_names_of_a_profile_cannot_run_commands(coding: Path, tmp_path: Path):
     own = tmp_path / "own.json"
     own.write_text(json.dumps(profile))
     exported(coding, tmp_path, "--set", f"cluster.model={own}", kinds=["v.sh"])
+    stub = tmp_path / "bin" / "vllm"
+    stub.parent.mkdir()
+    stub.write_text(f'#!/bin/sh\ntouch "{tmp_path}/started"\n')
+    stub.chmod(0o755)
+    path = f"{stub.parent}:{os.environ['PATH']}"
     subprocess.run(
         ["bash", tmp_path / "v.sh"],
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "MODEL": "m"},
+        env={"PATH": path, "MODEL": "m"},
         capture_output=True,
         check=False,
     )
+    assert (tmp_path / "started").exists()
     assert not (tmp_path / "hacked").exists()
     assert profile["model"] in served(tmp_path / "v.sh")[0][1]
 
