@@ -42,14 +42,19 @@ if TYPE_CHECKING:
     from heddle.comparison.tuning import Variant
 
 
-def blocks(plan: Deployment) -> dict[str, str]:
-    """The settings by framework; without those that cannot have them."""
+def blocks(plan: Deployment, named: str | None = None) -> dict[str, str]:
+    """The settings by framework; without those that cannot have them.
+
+    Raises:
+        ConfigError: the framework that is `named` cannot.
+    """
     found = {}
     for name in FRAMEWORKS:
         try:
             found[name] = block(plan, name)
         except ConfigError:
-            continue
+            if name == named:
+                raise
     return found
 
 

@@ -110,7 +110,7 @@ def _judged(comparison: "Comparison", variant: Variant, times: tuple[float, ...]
 
 
 def interval_of(comparison: "Comparison", times: Sequence[float]) -> PredictionInterval:
-    """Of one rollout of other prompts; of one seed and too few prompts there is none."""
+    """Of one rollout of other prompts; of too few prompts by the seeds alone."""
     known = longest_s(comparison.workload, comparison.profiles, comparison.config.cluster)
     return prediction_interval(times, (), [known] if len(known) >= LEAST_GROUPS else [])
 
@@ -144,7 +144,7 @@ def plain_answer(comparison: "Comparison", words: Sequence[str] | None) -> dict[
         "recommended": {
             **plain_setting(best, comparison.profiles.pools, cost),
             "command": None if words is None else command_of(best, words),
-            "export": blocks(deployment_of_comparison(comparison, answer)),
+            "export": blocks(deployment_of_comparison(comparison, answer), comparison.framework),
         },
     }
 

@@ -61,8 +61,8 @@ def verdict(answer: Recommendation) -> str:
     text = f"Run {_named(best)}: {_seconds(spread.mean)} s{of}"
     if spread.low is None or spread.high is None:
         text += " (one run has no interval)"
-    else:
-        text += f" ({_seconds(spread.low)} to {_seconds(spread.high)})"
+    elif (low := _seconds(spread.low)) != (high := _seconds(spread.high)):
+        text += f" ({low} to {high})"
     mine = best.candidate
     others = [each for each in answer.judged[1:] if kind_of(each.candidate) != kind_of(mine)]
     if others:

@@ -179,5 +179,8 @@ def test_a_named_framework_without_settings_is_refused(heddle: Heddle, trace: Pa
     done = heddle("compare", trace, "--gpus", 2, *drafted, "--set", "plan.framework=verl")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "vLLM takes no drafts from other samples" in done.stderr
+    named = ("--set", "plan.framework=verl")
+    done = heddle("compare", trace, "--gpus", 2, *drafted, *named, "--json")
+    assert (done.exit_code, done.stdout) == (2, "")
     done = heddle("compare", trace, "--gpus", 2, *drafted)
     assert "no settings of verl to paste" in done.stdout
