@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PassedError(Exception):
-    """A loop has passed the time that it had to beat."""
+    """A simulation has passed the time that it had."""
 
 
 def race_of(
@@ -41,7 +41,7 @@ def race_of(
     workload = workspace.workload(config)
     return Race(
         (workspace, config, share),
-        _makespan_s,
+        makespan_s,
         draws=draws_of(workload),
         steps=sum(len(script.steps) for script in workload.scripts) // share,
         executor=config.runtime.executor,
@@ -56,13 +56,16 @@ def draws_of(workload: Workload) -> int:
     return max(FEWEST, min(MOST, TRAJECTORIES // workload.trajectories))
 
 
-def _makespan_s(
+def makespan_s(
     shared: tuple[Workspace, RunConfig, int], job: Job, report: Report | None
 ) -> tuple[float, float, int]:
     """One simulation of a race, as a job of an executor; see `Race`."""
     began_s = time.perf_counter()
-    if time.monotonic() > job.ends_s:
-        return CUT, 0.0, 0
+
+    def check_time(*_: object) -> None:
+        if time.monotonic() > job.ends_s:
+            raise PassedError
+
     workspace, config, share = shared
     candidate, draw = job.candidate, job.draw
     if draw.half == "whole":
@@ -72,7 +75,13 @@ def _makespan_s(
         workload = drawn(workspace.workload(config), draw, config.seed, share=share)
     cluster = replace(candidate.cluster, gpus=candidate.cluster.gpus // share)
     mine = with_policy(config, candidate.policy, cluster)
-    seconds, running = simulated(prepare(mine, workspace=workspace, workload=workload), job.stop_s)
+    setup = prepare(mine, workspace=workspace, workload=workload)
+    try:
+        check_time()
+        limit = check_time if job.ends_s < NEVER else None
+        seconds, running = simulated(setup, job.stop_s, limit)
+    except PassedError:
+        return CUT, 0.0, 0
     if report is not None:
         report(1)
     return seconds, time.perf_counter() - began_s, running

@@ -6,16 +6,21 @@ from heddle.garbage import seldom_collected
 from heddle.policies.errors import policy_errors
 from heddle.setup import RunSetup
 from heddle.simulation import COLLECT_EVERY
+from heddle_core.journal import Sink
+from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
 
 
-def simulated(setup: RunSetup, stop_s: float = math.inf) -> tuple[float, int]:
+def simulated(
+    setup: RunSetup, stop_s: float = math.inf, sink: Sink | None = None
+) -> tuple[float, int]:
     """The makespan of a set-up in seconds, infinite where it passes `stop_s`, and the most steps
-    that any engine has run at once."""
+    that any engine has run at once. Events and commands go to a `sink`."""
     controller = setup.controller()
+    core = controller if sink is None else RecordedCore(controller, sink)
     with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
         ended = simulate_rollout(
-            setup.workload.scripts, controller, setup.simulation, stop_s=stop_s
+            setup.workload.scripts, core, setup.simulation, stop_s=stop_s
         )
     ledger = controller.ledger
     return ledger.ended_s if ended else math.inf, ledger.most_running

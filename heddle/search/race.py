@@ -219,18 +219,27 @@ class Race:
         half: Half = "search",
         own: bool = False,
     ) -> None:
-        """Candidates with these numbers of running steps on the first draw, the largest first.
+        """Candidates with other numbers of running steps on the first draw.
 
-        Slots that a shipped baseline has not used change nothing, so more are not tried.
+        With the largest, then with those next to the best so far, until none of these is better.
         """
-        for tried in ([max(numbers)], numbers):
-            more = [
-                with_slots(each, number)
-                for each in candidates
-                for number in tried
-                if number < self._used.get(with_slots(each, 1), number + 1)
-            ]
+        while more := [c for each in candidates for c in self._other_slots(each, numbers, half)]:
             self.run(more, [0], half=half, within=NEAR, own=own)
+            if self.over:
+                return
+
+    def _other_slots(self, candidate: Variant, numbers: Sequence[int], half: Half) -> list[Variant]:
+        """Without those that a shipped baseline has not used, which change nothing."""
+        most = self._used.get(with_slots(candidate, 1), NEVER)
+        made = {n: self.made[half].get(with_slots(candidate, n), {}) for n in numbers}
+        own = {candidate.cluster.max_running: self.made[half].get(candidate, {})}
+        times = {n: by_draw[0] for n, by_draw in (made | own).items() if 0 in by_draw}
+        if (largest := max(numbers)) < most and largest not in times:
+            return [with_slots(candidate, largest)]
+        best = min(times, key=lambda n: times[n])
+        order = sorted({best, *(n for n in numbers if n < most)})
+        next_to = order[max(order.index(best) - 1, 0) : order.index(best) + 2]
+        return [with_slots(candidate, n) for n in next_to if n not in times]
 
     def _watched(self, best: str, count: int, done: Sequence[int]) -> None:
         if self._on_round is not None:

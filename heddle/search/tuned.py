@@ -106,11 +106,11 @@ def tuned(
     candidates = settings.variants(config, policies, workspace)
     race = race_of(config, workspace, jobs=jobs, on_round=on_round)
     count = _rounds(race, candidates, numbers, ways, seeds)
+    made, best = race.made["whole"], _by_policy(race)
     comes = [
         drafted(c, ways[:1]) for c in candidates if c.policy == FIRST and c.cluster.tp == own.tp
     ][:1]
     race.run(comes, range(count), half="whole")
-    made, best = race.made["whole"], _by_policy(race)
     return Tuned(
         tuning=replace(
             settings, settings=tuple(dict.fromkeys(c.cluster for c in made)), swept=True
@@ -166,8 +166,8 @@ def _rounds(
     more = [drafted(each, way) for each in best for way in each_way]
     race.run(more, [0], half="whole", within=NEAR, own=True)
     count = (1 if max(race.wall_s.values()) > LONG_S else SEEDS) if seeds is None else seeds
-    two = [each for group in _by_policy(race).values() for each in _two(race, group)]
-    race.run(two, range(count), half="whole")
+    twos = [_two(race, group) for group in _by_policy(race).values()]
+    race.run([each for two in twos if len(two) > 1 for each in two], range(count), half="whole")
     return count
 
 

@@ -5,7 +5,7 @@ import math
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,10 +24,10 @@ from heddle.planning.blocks import block
 from heddle.planning.deployment import deployment_of_search
 from heddle.search.draws import Draw, drawn
 from heddle.search.interval import prediction_interval
-from heddle.search.jobs import race_of
+from heddle.search.jobs import makespan_s, race_of
 from heddle.search.makespan import simulated
 from heddle.search.policies import shipped
-from heddle.search.race import NEVER, Job, Race
+from heddle.search.race import CUT, NEVER, Job, Race, with_slots
 from heddle.search.result import SearchResult, engines_of, name_of, named_ties, search
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
@@ -481,7 +481,42 @@ def test_slots_that_no_baseline_uses_are_not_tried_again(config: RunConfig):
     tries = tuning(config, workspace=Workspace()).variants(config, ["verl", "heddle"], Workspace())
     race.run_slots(tries, (64, 100, 128, 256))
     assert [slots for policy, slots in done if policy == "verl"] == [256, 64]
-    assert [slots for policy, slots in done if policy == "heddle"] == [256, 64, 100, 128]
+    assert [slots for policy, slots in done if policy == "heddle"] == [256, 128, 100, 64]
+
+
+@pytest.mark.parametrize(
+    ("times", "tried"),
+    [
+        ({64: 12.0, 100: 10.0, 128: 9.0, 200: 9.5, 256: 9.8}, [100, 256, 200, 128]),
+        ({64: 9.0, 100: 10.0, 128: 10.1, 200: 10.2, 256: 10.3}, [100, 256, 64, 128]),
+        ({64: 12.0, 100: 10.0, 128: 9.8, 200: 9.5, 256: 9.0}, [100, 256, 200]),
+    ],
+)
+def test_slots_next_to_the_best_are_tried(
+    config: RunConfig, times: dict[int, float], tried: list[int]
+):
+    done: list[int] = []
+
+    def take(_: object, job: Job, __: object) -> tuple[float, float, int]:
+        done.append(slots := job.candidate.cluster.max_running)
+        return times[slots], 0.0, slots
+
+    race = Race((), take, draws=1, steps=1, jobs=1)
+    (own,) = tuning(config, workspace=Workspace()).variants(config, ["verl"], Workspace())
+    race.run([own := with_slots(own, 100)], [0])
+    race.run_slots([own], [*times])
+    assert done == tried
+
+
+def test_a_simulation_ends_when_the_time_does(config: RunConfig, monkeypatch: pytest.MonkeyPatch):
+    calls = count()
+    monkeypatch.setattr("heddle.search.jobs.time.monotonic", lambda: next(calls))
+    shared = Workspace()
+    (candidate,) = tuning(config, workspace=shared).variants(config, ["verl"], shared)
+    job = Job(candidate, Draw("search", 0), NEVER, ends_s=50.0)
+    assert makespan_s((shared, config, 1), job, None)[0] == CUT
+    assert next(calls) < 60
+    assert makespan_s((shared, config, 1), replace(job, ends_s=1e9), None)[0] > 0.0
 
 
 def test_the_simplest_stands_for_candidates_that_decide_alike(config: RunConfig):
