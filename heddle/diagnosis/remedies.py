@@ -65,6 +65,7 @@ def remedies(
             workspace=shared,
             comes=config.policy.preset,
             keeps_best=keeps_best,
+            framework=framework,
         )
         ran = found.as_it_comes
         if ran is None:

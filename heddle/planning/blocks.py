@@ -25,7 +25,7 @@ from heddle.planning.block_loops import (
     verl_router,
     verl_training,
 )
-from heddle.planning.deployment import BY_RAY, Deployment
+from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
     PlacedEngine,
@@ -197,13 +197,17 @@ def _vime(plan: Deployment) -> list[str]:
 def _as_slime(plan: Deployment, name: str, slots: str, policy: str) -> list[str]:
     shape, count, _ = _uniform(plan)
     number = slots.format(plan.cluster.max_running)
+    gpus, loop = count * shape.gpus, plan.loop
+    parts = (gpus,) if loop is None or loop.colocated else (gpus, loop.train_gpus)
+    of_node = alike(shape.gpus, *parts) or GPUS_PER_NODE
     return [
-        f"--rollout-num-gpus {count * shape.gpus}",
+        *([f"--num-gpus-per-node {of_node}"] if of_node < GPUS_PER_NODE else []),
+        f"--rollout-num-gpus {gpus}",
         f"--rollout-num-gpus-per-engine {shape.gpus}",
         number,
         f"{number.partition('-m')[0]}-server-concurrency {plan.cluster.max_running}",
         *router(plan, name, policy),
-        *(slime_training(plan.loop, shape.gpus) if plan.loop else []),
+        *(slime_training(loop, shape.gpus) if loop else []),
     ]
 
 

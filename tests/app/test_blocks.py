@@ -62,6 +62,16 @@ def test_every_framework_has_degree_and_slots(plan: Deployment):
     assert pairs(every["slime"])["--rollout-num-gpus"] == "8"
 
 
+def test_slime_is_told_of_nodes_that_do_not_have_eight_gpus(
+    plan: Deployment, tmp_path: Path, trace: Path
+):
+    assert "--num-gpus-per-node" not in blocks(plan)["slime"]
+    small = deployment(trace, tmp_path, replace(CLUSTER, gpus=4))
+    every = blocks(small)
+    assert pairs(every["slime"])["--num-gpus-per-node"] == "4"
+    assert pairs(every["vime"])["--num-gpus-per-node"] == "4"
+
+
 def test_a_policy_is_routed_as_its_framework_can(trace: Path, tmp_path: Path):
     found = {
         policy: blocks(deployment(trace, tmp_path / policy, CLUSTER, policy))
