@@ -5,6 +5,7 @@ their section where a command has a flag for them, and any other key in `setting
 messages of the commands. A `RunConfig` stands for a path and its keys.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -107,8 +108,8 @@ def plan(
         policies: Names or patterns to search among; None: all shipped ones.
         gpus: Numbers of GPUs; of several, each is searched.
         gpu: Types of GPUs, likewise.
-        regimes: Of an RL loop, as of `loop`, whose trainer has `loop.train_gpus` or what is best;
-            without, a rollout is planned.
+        regimes: Of an RL loop, as of `loop`, or ``best``; its trainer has `loop.train_gpus` or what
+            is best. Without, a rollout is planned.
         deadline_s: What a rollout may take.
         dollars: What it may cost.
         budget_s: Seconds of the search.
@@ -122,17 +123,26 @@ def plan(
         ValueError: any other of the packages' errors for bad input.
     """
     speculation, keys = _speculation(keys)
-    from heddle.loops.own_regimes import regime_names
     from heddle.search.clusters import search_clusters
+    from heddle.search.loops import loop_choices
 
-    counts = [gpus] if isinstance(gpus, int) else gpus
+    for name, limit in (("deadline_s", deadline_s), ("dollars", dollars)):
+        number = limit is None or isinstance(limit, int | float)
+        require(number and 0.0 < (limit or 1.0) < math.inf, f"{name}={limit!r}: a number above 0")
+    counts = gpus if gpus is None or isinstance(gpus, Sequence) else [gpus]
+    whole = all(isinstance(count, int) and count > 0 for count in counts or ())
+    require(whole and counts != [], f"gpus={gpus!r}: it is a number of GPUs, or several")
     types = [gpu] if isinstance(gpu, str) else gpu
     if not isinstance(trace, RunConfig):
+        keys |= {} if budget_s is None else {"plan.budget_s": budget_s}
         keys |= {"gpus": counts[0]} if counts else {}
         keys |= {"gpu": types[0]} if types else {}
     config = _config(trace, settings, keys, out)
     cluster = config.cluster
     names = _names("policies", policies)
+    require(names is None or len(names) > 0, "policies is empty: leave it out for all shipped ones")
+    named = _names("regimes", regimes)
+    loop = {} if not named else loop_choices(config, "best" if regimes == "best" else named)
     return search_clusters(
         config,
         policies=None if names is None else matching(names, config),
@@ -141,10 +151,8 @@ def plan(
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
         objective=config.plan.objective if isinstance(config, Config) else None,
         framework=config.plan.framework if isinstance(config, Config) else None,
-        regimes=regime_names(
-            _names("regimes", regimes) or (), config.regimes if isinstance(config, Config) else {}
-        ),
-        budget_s=budget_s,
+        **loop,
+        budget_s=config.plan.budget_s if isinstance(config, Config) else budget_s,
         speculation=speculation,
         slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,
         jobs=jobs,

@@ -27,7 +27,7 @@ class PlanSettings:
     """What is best: `makespan`, the least time, or `cost`, the fewest dollars. None: `makespan`;
     with a deadline the fewest dollars."""
     budget_s: Limit = None
-    """Seconds after which a search begins no further simulations, but the least that it needs."""
+    """Seconds after which a search runs no simulations, but the least that it needs."""
     framework: FrameworkName | None = None
     """Runs what is recommended; its settings are printed. None: that of the recommended policy."""
 

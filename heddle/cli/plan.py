@@ -12,7 +12,7 @@ from heddle.cli.logs import with_rollout
 from heddle.cli.options import check_file_is_of, given_keys, planned, take_replayed
 from heddle.cli.plan_export import check_exports, write_exports
 from heddle.cli.plan_limits import DOLLARS, DURATION
-from heddle.cli.sweeps import BEST, best_speculation, read_sweeps, sweep_option
+from heddle.cli.sweeps import best_speculation, read_sweeps, sweep_option
 from heddle.config_error import ConfigError, require
 
 if TYPE_CHECKING:
@@ -162,7 +162,11 @@ def _searched(
     from heddle.cli.progress import progress
     from heddle.search.clusters import search_clusters
 
-    loop = {} if regimes is None else _loop(config, swept, regimes)
+    loop = {}
+    if regimes is not None:
+        from heddle.search.loops import loop_choices
+
+        loop = loop_choices(config, regimes, swept.get("loop.train_gpus"), swept.get("cluster.tp"))
     for gpu in swept.get("cluster.gpu", ()):
         check_file_is_of(config.cluster.model, gpu)
     with progress("searching", "simulations") as bar:
@@ -208,23 +212,3 @@ def _show_searched(
         show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
         show_search(found.taken.found, words, wide=wide, framework=framework)
-
-
-def _loop(config: "Config", swept: Mapping[str, Any], regimes: str) -> dict[str, Any]:
-    """Regimes and splits of a loop, as arguments of a search."""
-    from heddle.loops.own_regimes import regime_names
-    from heddle.search.loops import REGIMES
-    from heddle_core.loop.presets import REGIMES as PRESETS
-
-    presets = {name: PRESETS[name.partition(":")[0]] for name in REGIMES}
-    shared = config.loop.colocated
-    named = [name for name, made in presets.items() if made.can_share_gpus or not shared]
-    given = config.loop.train_gpus
-    given_names = named if regimes == BEST else regime_names(regimes, config.regimes)
-    return {
-        "regimes": given_names,
-        "splits": {
-            "train_gpus": swept.get("loop.train_gpus", BEST if given is None else (given,)),
-            "tps": swept.get("cluster.tp", BEST),
-        },
-    }

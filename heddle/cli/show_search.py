@@ -67,7 +67,8 @@ def show_search(
     if result.ties:
         fact(
             "ties",
-            f"not significantly different from the best, and not simpler: {'; '.join(result.ties)}",
+            "within 1 % of the best or not significantly different, and not simpler: "
+            f"{'; '.join(result.ties)}",
         )
     early = "" if result.complete else "; stopped early: the best so far"
     fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
@@ -122,15 +123,26 @@ def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, st
     broken = ["late"] if limits.late(row) else []
     broken += ["over budget"] if limits.over_budget(row) else []
     limited = limits.deadline_s is not None or limits.dollars is not None
+    loop = best.loop
+    split = {} if loop is None else {"regime": loop.regime, "train GPUs": str(loop.train_gpus)}
+    what, of = _columns(best)
     return {
         "GPUs": row.name,
+        **split,
         "policy": best.candidate.full_policy,
-        "setting": best.setting,
-        "makespan_s": f"{best.makespan_s.mean:,.1f}",
-        "of one rollout": best.makespan_s.text,
+        "setting" if loop is None else "engines": best.setting
+        if loop is None
+        else best.engines_text,
+        what: f"{best.makespan_s.mean:,.1f}",
+        of: best.makespan_s.text,
         **costs(row.cost),
         **({"limits": ", ".join(broken) or "kept"} if limited else {}),
     }
+
+
+def _columns(each: Judged) -> tuple[str, str]:
+    """Heads of its time and of the interval."""
+    return ("makespan_s", "of one rollout") if each.loop is None else ("batch_s", "of a batch")
 
 
 def _tried_row(tried: Tried) -> dict[str, str]:
@@ -159,7 +171,7 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
         "slots": str(candidate.cluster.max_running),
         **({} if drafts == "off" else {"drafts": without_acceptance(drafts)}),
     }
-    what, of = ("makespan_s", "of one rollout") if loop is None else ("batch_s", "of a batch")
+    what, of = _columns(each)
     return {
         **({} if loop is None else {"regime": loop.regime}),
         "policy": candidate.full_policy,

@@ -48,8 +48,8 @@ def warn(warnings: Iterable[str]) -> None:
 def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
     """Print a table of rows that are cells by column; a column is there if a row has it.
 
-    A table that is wider than `within` has narrower gaps, then its longest cells on several lines,
-    but for those of the first column.
+    A table that is wider than `within` has narrower gaps, then heads of several lines, then its
+    longest cells on several lines, but for those of the first column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     # Names of logs may hold what moves a terminal's cursor.
@@ -59,6 +59,9 @@ def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
     ]
     table = _filled(columns, cells)
     if _width(table) > within:
+        table = _filled(columns, cells, gap=1)
+    if _width(table) > within:
+        columns = [column.replace(" ", "\n") for column in columns]
         table = _filled(columns, cells, gap=1)
     if (over := _width(table) - within) > 0:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -308,10 +308,12 @@ class LoopComparison(Tabled):
         same = [row.setup.label for row in others if row.value(self.objective) < SAME * least]
         others = others[len(same) :]
         setup, cluster = best.setup, best.setup.config.run.cluster
-        text = (
-            f"Train with {setup.label}, {cluster.gpus} GPUs of rollout at TP {cluster.tps} and "
-            f"{setup.train_gpus} of training: {best.step_s.mean:,.1f} s a step"
+        gpus = (
+            f"{cluster.gpus} GPUs of rollout at TP {cluster.tps} and {setup.train_gpus} of training"
         )
+        if setup.config.colocated:
+            gpus = f"{cluster.gpus} GPUs, rollout at TP {cluster.tps} and training in turn"
+        text = f"Train with {setup.label}, {gpus}: {best.step_s.mean:,.1f} s a step"
         if best.step_s.ci95 is not None:
             text += " ({:,.1f} to {:,.1f})".format(*best.step_s.ends)
         if same:

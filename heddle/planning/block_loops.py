@@ -174,7 +174,10 @@ def slime_training(loop: LoopSplit, tp: int) -> list[str]:
     """slime and vime."""
     lines = ["--actor-num-nodes {train_nodes}", "--actor-num-gpus-per-node {train}"]
     lines += ["--colocate"] if loop.colocated else []
-    lines += [] if loop.on_policy else ["# by train_async.py, which is one batch ahead"]
+    if loop.started_groups > loop.groups:
+        lines += [f"--over-sampling-batch-size {loop.started_groups}", "--partial-rollout"]
+    elif not loop.on_policy and not loop.colocated:
+        lines += ["# by train_async.py, which is one batch ahead"]
     return _filled(lines, loop, tp)
 
 
@@ -199,6 +202,13 @@ def prime_rl_training(loop: LoopSplit | None, gpus: int, tp: int) -> list[str]:
         found += ["", "[deployment]", *several]
         found += [f"num_train_{of} = {train_gpus // size}", f"num_infer_{of} = {gpus // size}"]
     return [*found, "# SLURM starts several nodes: add [slurm]."] if several else found
+
+
+def turns_remark(loop: LoopSplit, framework: str) -> list[str]:
+    """That a framework has no such regime where rollout and training share GPUs."""
+    if not loop.colocated or loop.on_policy or framework in ("slime", "vime", "vllm", "sglang"):
+        return []
+    return [f"# Synchronous, and so slower than {loop.regime}: a batch has only its own prompts."]
 
 
 def epoch_lines(loop: LoopSplit, framework: str) -> list[str]:

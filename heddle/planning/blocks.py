@@ -22,6 +22,7 @@ from heddle.planning.block_loops import (
     router,
     skyrl_training,
     slime_training,
+    turns_remark,
     verl_router,
     verl_training,
 )
@@ -33,6 +34,7 @@ from heddle.planning.exports import (
     launch_arguments,
     placed_engines,
     refuse_roles,
+    refuse_types,
     serve_arguments,
     uniform_engines,
 )
@@ -73,7 +75,8 @@ def block(plan: Deployment, framework: str) -> str:
     lines = [*checked, *FRAMEWORKS[framework](plan)]
     if plan.loop is not None:
         packed = ", of prompts of like earlier length" if plan.loop.packed else ""
-        lines = [f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}", *lines]
+        head = f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}"
+        lines = [head, *turns_remark(plan.loop, framework), *lines]
         lines += epoch_lines(plan.loop, framework)
     return "\n".join(lines)
 
@@ -277,6 +280,7 @@ def _started(
 
 
 def _heddle(plan: Deployment) -> list[str]:
+    refuse_types(plan)
     engines = placed_engines(plan)
     tps = [engine.shape.tp for engine in engines]
     words = [

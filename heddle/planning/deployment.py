@@ -34,7 +34,13 @@ class LoopSplit:
     most_staleness: int
     """That the regime allows."""
     bounded: bool
-    """False: the regime has no bound of staleness."""
+    """False: the regime has no bound of staleness that a framework is told."""
+    bound_holds: bool
+    """Whether nothing older is trained."""
+    oldest: int
+    """Of what was trained on the trace itself."""
+    started_groups: int
+    """Prompts under way for a batch; more than `groups` are trained in a later one."""
     train_tp: int
     train_pp: int
     groups: int

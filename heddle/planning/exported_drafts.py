@@ -46,4 +46,6 @@ def sglang_options(plan: Deployment, shape: EngineShape, prefix: str = "--sglang
             f"{prefix}speculative-num-steps {drafts}",
             f"{prefix}speculative-eagle-topk 1",
         ]
+    if "model" in config:
+        options.append(f"{prefix}speculative-draft-model-path {config['model']}")
     return options

@@ -131,8 +131,8 @@ def uniform_engines(plan: Deployment) -> tuple[EngineShape, float]:
     """
     if len(plan.pools) > 1:
         raise ConfigError(
-            "--export: all engines of verl have one shape, and this plan has GPUs of "
-            f"{', '.join(plan.pools)}: plan one class, or serve the mix by the gateway"
+            "all engines of verl have one shape, and this plan has GPUs of "
+            f"{', '.join(plan.pools)}: plan one class, or start each by vLLM's command"
         )
     return plan.uniform()
 
@@ -299,12 +299,21 @@ def _served(plan: Deployment, engine: PlacedEngine) -> str:
 # -- the gateway -----------------------------------------------------------------------------------
 
 
-def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
+def refuse_types(plan: Deployment) -> None:
+    """Refuse engines that the gateway does not start.
+
+    Raises:
+        ConfigError: they are of several GPU types.
+    """
     if len(plan.pools) > 1:
         raise ConfigError(
-            f"--export {path}: `heddle serve` has engines of one GPU class, and this plan has GPUs "
-            f"of {', '.join(plan.pools)}: plan one class"
+            "`heddle serve` starts engines of one GPU class, and this plan has GPUs of "
+            f"{', '.join(plan.pools)}: plan one class, or start each by vLLM's command"
         )
+
+
+def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:
+    refuse_types(plan)
     engines = placed_engines(plan)
     nodes = list(dict.fromkeys(engine.node for engine in engines))
     tps = [engine.shape.tp for engine in engines]

@@ -17,6 +17,11 @@ class Answered(Tabled):
 
     @property
     @abstractmethod
+    def framework(self) -> str | None:
+        """That `plan.framework` names."""
+
+    @property
+    @abstractmethod
     def answer(self) -> Recommendation | None:
         """What to run; None where nothing can be recommended."""
 
@@ -48,9 +53,11 @@ class Answered(Tabled):
         return self.known_answer.judged[0]
 
     def export(self, framework: str | None = None) -> str:
-        """Settings to paste into a framework, by default that of the recommended policy.
+        """Settings to paste into a framework, by default that which `plan.framework` names, or the
+        recommended policy's.
 
         Raises:
             ConfigError: no such framework, or it cannot have these engines.
         """
-        return block(self.deployment, framework or framework_of(self.best.candidate.policy))
+        named = framework or self.framework or framework_of(self.best.candidate.policy)
+        return block(self.deployment, named)

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from heddle.command_config import Config
 from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
@@ -75,6 +76,11 @@ class SearchedClusters(Answered):
     """Clusters that cannot serve the trace, and why."""
     limits: RolloutLimits
     objective: Objective
+
+    @property
+    def framework(self) -> str | None:
+        config = self.taken.found.setup.config
+        return config.plan.framework if isinstance(config, Config) else None
 
     @property
     def taken(self) -> SearchedCluster:
@@ -160,8 +166,9 @@ def search_clusters(
     if limits != RolloutLimits() and not regimes and not given.get("speculation"):
         _check_bounds(configs, limits, prices, shared, given.get("slots"))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
+    interrupted = False
     for name, each in configs.items():
-        if rows and not rows[-1].found.complete and budget_s is None:
+        if interrupted or (rows and not rows[-1].found.complete and budget_s is None):
             left_out[name] = "not searched: interrupted"
             continue
         try:
@@ -173,6 +180,10 @@ def search_clusters(
                 on_round=on_round and partial(on_round, name),
                 **given,
             )
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            left_out[name], interrupted = "not searched: interrupted", True
         except (CapacityError, ConfigError, TrainingError) as error:
             if len(configs) == 1:
                 raise
@@ -190,7 +201,10 @@ def search_clusters(
         block(deployment_of_search(recommended.found), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
-        clusters=(recommended, *rest), left_out=left_out, limits=limits, objective=objective
+        clusters=(recommended, *rest),
+        left_out=left_out,
+        limits=limits,
+        objective=objective,
     )
 
 
@@ -269,14 +283,15 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     within = f" that {' and '.join(said)}" if said else ""
     paid = best.cost.dollars
     cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
-    spread = best.found.best.makespan_s
+    spread, what = best.found.best.makespan_s, best.found.best.of
     late = ""
     if spread.high is not None and spread.high > (limits.deadline_s or math.inf):
-        late = f" A rollout of other prompts may take {spread.high:,.0f} s."
-    return (
-        f"Take {best.name}, {cost} a rollout: the {least} of {len(result.clusters)} clusters"
-        f"{within}.{late} {verdict_of_search(best.found)}"
-    )
+        late = f" A {what} of other prompts may take {spread.high:,.0f} s."
+    clusters = len(result.clusters)
+    why = f", which {' and '.join(said)}" if said else ""
+    if clusters > 1:
+        why = f": the {least} of {clusters} clusters{within}"
+    return f"Take {best.name}, {cost} a {what}{why}.{late} {verdict_of_search(best.found)}"
 
 
 def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, Any]:
@@ -311,5 +326,7 @@ def words_of(row: SearchedCluster, words: Sequence[str]) -> list[str]:
             next(rest, None)
         else:
             kept.append(word)
-    cluster = row.found.setup.config.cluster
-    return [*kept, "--gpu", cluster.gpu, "--gpus", str(cluster.gpus)]
+    gpu = row.found.setup.config.cluster.gpu
+    # Those of a trainer too, where they are of this type.
+    count = {name.lower(): count for name, count in row.gpus.items()}[gpu.lower()]
+    return [*kept, "--gpu", gpu, "--gpus", str(count)]

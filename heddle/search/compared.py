@@ -87,7 +87,8 @@ def _remark(comparison: "Comparison") -> str:
 
 def _untried(comparison: "Comparison") -> str:
     """That other TP degrees may be better for some of what was compared."""
-    fixed = [row.variant.policy for row in comparison.best_rows if not row.variant.planned]
+    rows = comparison.best_rows
+    fixed = list(dict.fromkeys(row.variant.policy for row in rows if not row.variant.planned))
     if not fixed or comparison.config.cluster.mix or comparison.config.cluster.roles:
         return ""
     named = ", ".join(fixed[:3]) + (" and others" if len(fixed) > 3 else "")

@@ -17,21 +17,25 @@ if TYPE_CHECKING:
 
 def split_of(row: RegimeResult, *, packed: str) -> LoopSplit:
     """The loop of a regime; `packed` as of `LoopSplit.epoch_plan`."""
-    setup = row.setup
+    setup, regime = row.setup, row.setup.regime
     return LoopSplit(
         regime=setup.name,
         rollout_gpus=setup.config.run.cluster.gpus,
         train_gpus=setup.train_gpus,
         colocated=setup.config.colocated,
-        staleness_bound=setup.regime.staleness.bound,
-        most_staleness=setup.regime.staleness.most,
-        bounded=setup.regime.staleness.counted_by != "nothing",
+        staleness_bound=regime.staleness.bound,
+        most_staleness=regime.staleness.most,
+        bounded=regime.staleness.counted_by != "nothing"
+        and (regime.staleness.most > 0 or not regime.carries),
+        bound_holds=regime.bounds_staleness,
+        oldest=max(row.staleness),
+        started_groups=regime.groups + (regime.sampling.extra_groups if regime.carries else 0),
         train_tp=setup.layout.tp,
         train_pp=setup.layout.pp,
         epoch_plan=packed,
-        groups=setup.regime.groups,
-        batch=setup.regime.groups * setup.regime.samples,
-        update_every=setup.regime.update.every,
+        groups=regime.groups,
+        batch=regime.groups * regime.samples,
+        update_every=regime.update.every,
         mean_staleness=row.mean_staleness,
         wasted_share=row.wasted_share,
         length_bias=row.length_bias,

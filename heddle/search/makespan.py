@@ -19,8 +19,6 @@ def simulated(
     controller = setup.controller()
     core = controller if sink is None else RecordedCore(controller, sink)
     with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
-        ended = simulate_rollout(
-            setup.workload.scripts, core, setup.simulation, stop_s=stop_s
-        )
+        ended = simulate_rollout(setup.workload.scripts, core, setup.simulation, stop_s=stop_s)
     ledger = controller.ledger
     return ledger.ended_s if ended else math.inf, ledger.most_running

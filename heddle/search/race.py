@@ -61,7 +61,7 @@ class Job:
     draw: Draw
     stop_s: float
     ends_s: float = NEVER
-    """Time of `time.monotonic` at which a loop is stopped."""
+    """Time of `time.monotonic` at which it is stopped."""
 
 
 class Race:
@@ -96,7 +96,8 @@ class Race:
         """When the time is spent, of `time.monotonic`; None: never."""
         self._on_round = on_round
         self.stopped = False
-        """Whether a signal ended the rounds."""
+        """Whether a signal ended the rounds or the judging."""
+        self._keeps_best = True
         self.simulations = 0
         self.made: dict[Half, dict[Variant, dict[int, float]]] = {
             "search": defaultdict(dict),
@@ -121,8 +122,9 @@ class Race:
     def completes(self, rounds: Callable[[], None], *, keeps_best: bool = True) -> bool:
         """Make the rounds. False: the time or, after the first round, a signal ended them.
 
-        With `keeps_best` False a signal is raised.
+        With `keeps_best` False a signal is raised, then and later.
         """
+        self._keeps_best = keeps_best
         try:
             rounds()
         except KeyboardInterrupt:
@@ -130,6 +132,22 @@ class Race:
                 raise
             self.stop()
         return not self.over
+
+    def judge(
+        self, first: Sequence[Variant], compared: Sequence[Variant], *, at_least: int
+    ) -> None:
+        """Run candidates on prompts that the search has not seen, and some of them `first`.
+
+        After a signal only `at_least` of these run, on one draw.
+        """
+        try:
+            self.run(first, range(self.draws), half="judge", at_least=at_least)
+            self.run(compared, range(self.draws), half="judge")
+        except KeyboardInterrupt:
+            if self.stopped or not self._keeps_best:
+                raise
+            self.stop()
+            self.run(first, [0], half="judge", at_least=at_least)
 
     def stop(self) -> None:
         """Spend the time: nothing begins from now on but what must."""
@@ -309,7 +327,12 @@ class Race:
             at[with_slots(each, slots)].add(made[each][0])
         mine = at.pop(candidate, set()) - {NEVER}
         others = [each for each in at if each.cluster == candidate.cluster and mine & at[each]]
-        self.run(others, [0], within=NEAR)
+        try:
+            self.run(others, [0], within=NEAR)
+        except KeyboardInterrupt:
+            if not self._keeps_best:
+                raise
+            self.stop()
         return [
             each
             for each in others

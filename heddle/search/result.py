@@ -65,6 +65,11 @@ class Judged:
     loop: LoopSplit | None = None
 
     @property
+    def of(self) -> str:
+        """What its time is of."""
+        return "rollout" if self.loop is None else "batch"
+
+    @property
     def setting(self) -> str:
         """Its engines and slots in words."""
         return f"{self.engines_text}, {self.candidate.cluster.running} slots"
@@ -171,6 +176,8 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
+    if not complete and own and own[0] not in small.made["search"]:
+        race.run(own, [0], at_least=1)
     compared, draws = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
@@ -190,7 +197,7 @@ def search(
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
-        complete=complete,
+        complete=complete and not race.stopped,
         draws=draws,
     )
 
@@ -206,8 +213,7 @@ def _judge(race: Race, own: Collection[Variant], ends_s: float | None) -> tuple[
     if not race.stopped:
         race.ends_s = ends_s
     first = [compared[0], *own]
-    race.run(first, range(race.draws), half="judge", at_least=len(first))
-    race.run(compared, range(race.draws), half="judge")
+    race.judge(first, compared, at_least=len(first))
     draws = race.keep_ended(first)
     return [each for each in compared if each in race.made["judge"]], draws
 

@@ -113,8 +113,10 @@ def _named(each: Judged) -> str:
 
 def _staleness(loop: LoopSplit) -> str:
     """How old trained trajectories are, and what is thrown away."""
-    most = f", at most {loop.most_staleness}" if loop.bounded else ", without a bound"
-    text = f"Trained trajectories are {loop.mean_staleness:.2g} versions old in the mean{most}"
+    most = f"at most {loop.most_staleness}" if loop.bound_holds else f"up to {loop.oldest} here"
+    text = f"Trained trajectories are {loop.mean_staleness:.2g} versions old in the mean, {most}"
+    if not (loop.bound_holds or loop.bounded):
+        text += ", without a bound"
     if loop.wasted_share >= 0.005:
         text += f"; {loop.wasted_share:.0%} of tokens are thrown away".replace("%", " %")
     return f"{text}."

@@ -297,9 +297,20 @@ class Regime:
         """Whether nothing is generated while the trainer trains, and nothing trained meanwhile."""
         staleness = self.staleness
         on_policy = staleness.counted_by == "version" and staleness.bound + staleness.growth == 0.0
-        carries = self.batching.rest == "keep" and self.sampling.extra_groups > 0
         apart = self.split.hybrid is None and self.batching.accumulate_from is None
-        return on_policy and apart and not carries and self.update.every == 1
+        return on_policy and apart and not self.carries and self.update.every == 1
+
+    @property
+    def carries(self) -> bool:
+        """Whether groups that start beside those of a batch are trained in a later one."""
+        return self.batching.rest == "keep" and self.sampling.extra_groups > 0
+
+    @property
+    def bounds_staleness(self) -> bool:
+        """Whether nothing older than `Staleness.most` is trained."""
+        staleness = self.staleness
+        counted = staleness.counted_by != "nothing" and staleness.growth == 0.0
+        return counted and staleness.late != "train"
 
     @property
     def warm_up_batches(self) -> int:
