@@ -176,11 +176,12 @@ def search(
     rounds = partial(all_rounds, race, small, first, keeps_best=keeps_best)
     complete = race.completes(rounds, keeps_best=keeps_best)
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
-    if not complete and own and own[0] not in small.made["search"]:
-        race.run(own, [0], at_least=1)
     compared, draws = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
     chosen = min(same, key=partial(_order_of_ties, race))
+    # Without time for its search, but judged.
+    unsearched = [each for each in own if each not in race.made["search"]]
+    chosen = min([chosen, *unsearched], key=lambda c: fmean(race.made["judge"][c].values()))
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups = {c: setup_of(config, c, shared) for c in (*compared, *named_ties(ties, compared))}

@@ -88,7 +88,8 @@ def test_a_loop_ranks_regimes(coding: Path):
     tried = heddle.loop(coding, "sync", policy="slime", train_gpus=(4, 6), tps=2, **given)
     assert [row.setup.train_gpus for row in tried.tried] == [4, 6]
     first, _, *settings = tried.export().splitlines()
-    assert (first, settings[0]) == ("# sync, batches of 4 samples", "--rollout-num-gpus 8")
+    assert first == "# sync, batches of 4 samples"
+    assert settings[:2] == ["--num-gpus-per-node 4", "--rollout-num-gpus 8"]
     assert found.to_pandas()["step_s.mean"].is_monotonic_increasing
     assert "<table" in found._repr_html_()
 

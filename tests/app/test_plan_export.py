@@ -331,7 +331,7 @@ def test_a_plan_of_several_classes_is_exported_to_vllm_only(coding: Path, tmp_pa
     assert "  h20-0)\n" in text
     for kind, says in (
         ("v.yaml", "all engines of verl have one shape"),
-        ("v.toml", "`heddle serve` has engines of one GPU class"),
+        ("v.toml", "`heddle serve` starts engines of one GPU class"),
     ):
         with pytest.raises(ConfigError, match=says):
             exported(coding, tmp_path, *pools, kinds=[kind])
