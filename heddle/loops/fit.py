@@ -58,7 +58,7 @@ def fitted(
     first = configs[0]
     given = first.run.loop
     scripts = _held(first, workspace)
-    sizes = [len(samples) for samples in DataSet.of(scripts).groups.values()]
+    sizes = [len(samples) for samples in DataSet.kept(workspace, scripts).groups.values()]
 
     def rules(groups: int, samples: int) -> Iterator[Regime]:
         for config in configs:

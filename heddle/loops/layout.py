@@ -14,6 +14,15 @@ MOST_GPUS = 1 << 14
 """Of a trainer, times the degrees that are given; all that are tried divide them."""
 
 
+class PoolError(TrainingError):
+    """GPUs of a hybrid pool on which no trainer has the layout that it has without them."""
+
+    def __init__(self, problem: str, pool_gpus: int) -> None:
+        """`pool_gpus`: the fewest that would do; 0 where more would leave no engine."""
+        super().__init__(f"{problem}; take pool_gpus={pool_gpus}")
+        self.pool_gpus = pool_gpus
+
+
 def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> TrainLayout:
     """The layout that is given, else the one of least TP and PP that fits into memory.
 
@@ -21,6 +30,7 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
 
     Raises:
         TrainingMemoryError: none fits; the message says whether more GPUs do.
+        PoolError: one fits without the GPUs of the pool.
         TrainingError: the given degrees do not divide the GPUs.
     """
     found = _first_fitting(config, gpus, longest, joined)
@@ -28,16 +38,19 @@ def fitting_layout(config: LoopConfig, gpus: int, longest: int, joined: int) -> 
         return found
     alone = _first_fitting(config, gpus, longest, 0)
     if isinstance(alone, TrainLayout):
-        raise TrainingError(
+        cluster, of_one = config.run.cluster, alone.tp * alone.pp * alone.cp
+        least = math.lcm(of_one, cluster.engine_gpus)
+        raise PoolError(
             f"a trainer of TP {alone.tp} and PP {alone.pp} fits on {gpus} GPUs, but not on "
             f"{gpus + joined} with those of the pool: pool_gpus must be a multiple of "
-            f"{alone.tp * alone.pp}, not {joined}"
+            f"{of_one}, not {joined}",
+            least if least < cluster.gpus + joined else 0,
         )
     if found is None:
         raise TrainingError(
-            f"no trainer of TP {config.train_tp or 'any'}, PP {config.train_pp or 'any'} and EP "
-            f"{config.train_ep or 'any'} divides {gpus} GPUs: take another loop.train_tp, "
-            "loop.train_pp, loop.train_ep or loop.train_gpus"
+            f"no trainer of TP {config.train_tp or 'any'}, PP {config.train_pp or 'any'}, CP "
+            f"{config.train_cp} and EP {config.train_ep or 'any'} divides {gpus} GPUs: take other "
+            "loop.train_tp, loop.train_pp, loop.train_cp, loop.train_ep or loop.train_gpus"
         )
     if ever_fits(config, longest):
         needed = str(found).partition("; ")[0]
@@ -56,7 +69,7 @@ def fits(config: LoopConfig, gpus: int, longest: int) -> bool:
 def ever_fits(config: LoopConfig, longest: int) -> bool:
     """Whether a trainer of any number of GPUs holds a step."""
     given = (config.train_tp or 1) * (config.train_pp or 1) * (config.train_ep or 1)
-    return fits(config, MOST_GPUS * given, longest)
+    return fits(config, MOST_GPUS * given * config.train_cp, longest)
 
 
 def _expert_parallel(config: LoopConfig, stage_gpus: int) -> int:
@@ -89,12 +102,15 @@ def _first_fitting(
     failed: TrainingMemoryError | None = None
     for pp in [config.train_pp] if config.train_pp else [1, 2, 4, 8, 16]:
         for tp in [config.train_tp] if config.train_tp else [1, 2, 4, 8]:
-            if gpus % (tp * pp) or joined % (tp * pp):
+            of_one = tp * pp * config.train_cp
+            if gpus % of_one or joined % of_one:
                 continue
             ep = _expert_parallel(config, gpus // pp)
             if (gpus // pp) % ep:
                 continue
-            layout = TrainLayout(tp=tp, pp=pp, ep=ep, padded=config.train_padded)
+            layout = TrainLayout(
+                tp=tp, pp=pp, cp=config.train_cp, ep=ep, padded=config.train_padded
+            )
             try:
                 check_memory(
                     cluster.model,

@@ -1,5 +1,6 @@
 """All that is wrong with a loop that cannot be set up, and settings with which it runs."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,6 +11,7 @@ from heddle.cluster.profiles import memory_profile
 from heddle.config_error import ConfigError
 from heddle.loops.comparison import NoRegimeError
 from heddle.loops.config import LoopConfig, loop_of
+from heddle.loops.layout import PoolError
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import SplitError
 from heddle.workload import CapacityError
@@ -21,7 +23,12 @@ from heddle_trace.errors import GapError
 UNFIT: Final = (CapacityError, GapError, NoRegimeError, ProfileError, SplitError, TrainingError)
 """Errors that other GPUs, TP degrees, or rules for gaps may mend."""
 _TIMES_GPUS: Final = (1, 2, 4, 8, 16)
-_OPTIONS: Final = {"cluster.gpu": "--gpu", "cluster.gpus": "--gpus", "cluster.tp": "--tp"}
+_OPTIONS: Final = {
+    "cluster.gpu": "--gpu",
+    "cluster.gpus": "--gpus",
+    "cluster.tp": "--tp",
+    "regimes": "--regimes",
+}
 
 Keys: TypeAlias = dict[str, Any]
 """Values by key of the configuration, in the order in which errors ask for them."""
@@ -97,6 +104,9 @@ def _first(loop: LoopConfig, ready: Ready, changes: Iterator[Keys]) -> tuple[Key
         if failed.get(beside) == "":
             continue
         made = _tried(loop, ready, keys)
+        if isinstance(made, PoolError) and len(loop.regimes) == 1:
+            keys["regimes"] = _with_pool(loop.regimes[0], made.pool_gpus)
+            made = _tried(loop, ready, keys)
         if not isinstance(made, ValueError):
             if "loop.train_gpus" in keys:
                 keys["loop.train_gpus"] = made[0].requested.train_gpus
@@ -112,12 +122,18 @@ def _first(loop: LoopConfig, ready: Ready, changes: Iterator[Keys]) -> tuple[Key
 def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | ValueError:
     run = loop.run
     try:
-        for section in {key.partition(".")[0] for key in keys}:
+        for section in {key.partition(".")[0] for key in keys if "." in key}:
             own = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{section}.")}
             run = replace(run, **{section: replace(getattr(run, section), **own)})
-        return ready(loop_of(run, loop.regimes, seeds=loop.seeds))
+        named = [keys["regimes"]] if "regimes" in keys else loop.regimes
+        return ready(loop_of(run, named, seeds=loop.seeds))
     except ValueError as error:
         return error
+
+
+def _with_pool(regime: str, gpus: int) -> str:
+    """The regime with a pool of so many GPUs."""
+    return f"{re.sub(':pool_gpus=[^:]*', '', regime)}:pool_gpus={gpus}"
 
 
 def _wrong(error: ValueError, *, whole: bool = False) -> list[str]:

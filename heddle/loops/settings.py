@@ -1,7 +1,9 @@
 """The section `[loop]` of a configuration: batches, trainer, environments and rewards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from heddle.bounds import check_bounds
 from heddle.cluster.tool_pools import latency_of
@@ -17,8 +19,36 @@ REWARDS_PER_GPU = 8
 SWITCH_TIMEOUT_S = 180.0
 """Until a move of GPUs to training counts as failed: the default of Libra's release."""
 
+
+class SwitchTimes(NamedTuple):
+    """Seconds until GPUs that engines and trainer have by turns work for the other side."""
+
+    sleep_s: float
+    """Colocated engines leave them."""
+    wake_s: float
+    """Colocated engines have them back."""
+    lend_s: float
+    """A trainer or a pool leaves them, and engines generate there."""
+    return_s: float
+    """The way back."""
+
+
+Switch: TypeAlias = Literal["reload", "sleep", "standby"]
+SWITCH_TIMES: Final[Mapping[Switch, SwitchTimes]] = MappingProxyType(
+    {
+        # vLLM pull 48337, level 2, 8B on A100; Libra, arXiv 2606.03077, Qwen3-14B on A800, back
+        # 3.6 s for a snapshot and 4.4 s to fetch the trainer's state.
+        "reload": SwitchTimes(sleep_s=0.31, wake_s=6.53, lend_s=10.8, return_s=8.0),
+        # benchmarks/gpu_h200.json, level 1, Qwen3-8B; verl-omni pull 575, 8B, hybrid rollout.
+        "sleep": SwitchTimes(sleep_s=0.33, wake_s=0.39, lend_s=9.1, return_s=3.3),
+        # benchmarks/gpu_h200.json, level 2 without the weights that an update brings.
+        "standby": SwitchTimes(sleep_s=0.03, wake_s=0.05, lend_s=0.05, return_s=0.03),
+    }
+)
+
 MOST_BATCHES = 100_000
 MOST_PASSES = 10_000
+MOST_DEGREE = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +84,8 @@ class LoopSettings:
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
+    train_cp: Annotated[int, Bounds(1, MOST_DEGREE)] = 1
+    """Context parallelism of it: GPUs that share a sample's tokens, and so its activations."""
     train_ep: Annotated[int | None, Bounds(1)] = None
     """Expert parallelism of it; None: a node's GPUs."""
     train_precision: Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
@@ -68,7 +100,8 @@ class LoopSettings:
     """Share of a step's training seconds that training the MTP head takes more, where engines draft
     by `mtp`; 0 where it is frozen. SkyRL's documentation: 57.3 to 61.3 s."""
     train_overlap: Annotated[float, Bounds(1, below=10)] = 1.0
-    """Training seconds while engines generate, over those alone; vime#358: 1.22."""
+    """Seconds of training and forward passes while engines generate, over those alone; vime#358:
+    81.4 to 99.6 s, 1.22. Its rollout, hidden behind them, is at most 1.07 times as long."""
     update_method: str = "nccl"
     """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None
@@ -105,14 +138,21 @@ class LoopSettings:
     """Until a failed reward is noticed; None: the time of a reward."""
     reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
-    lend_s: Annotated[float, Bounds(0, below=1e9)] = 10.8
-    """Until GPUs of a trainer or a pool generate. Libra, arXiv 2606.03077: Qwen3-14B on A800."""
-    return_s: Annotated[float, Bounds(0, below=1e9)] = 8.0
-    """The way back, likewise: 3.6 s for a snapshot, 4.4 s to fetch the trainer's state."""
-    sleep_s: Annotated[float, Bounds(0, below=1e9)] = 0.31
-    """Until colocated engines leave the GPUs: vLLM pull 48337, 8B on A100."""
-    wake_s: Annotated[float, Bounds(0, below=1e9)] = 6.53
-    """The way back."""
+    switch: Switch = "reload"
+    """How engines leave GPUs and come back, which gives the next four times. `reload`: weights are
+    dropped and loaded again (vLLM's sleep level 2; Libra's loans). `sleep`: host memory keeps them
+    (level 1; verl's loans). `standby`: engines stay without weights, which the update brings, for
+    loans as of method `colocated`; the trainer stays in memory too, which is not checked."""
+    lend_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """Until GPUs of a trainer or a pool generate. None: 10.8 (Libra, arXiv 2606.03077: Qwen3-14B on
+    A800), 9.1 (verl-omni pull 575: 8B) or 0.05 and the weights."""
+    return_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """The way back, likewise. None: 8.0, 3.3 or 0.03."""
+    sleep_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """Until colocated engines leave the GPUs. None: 0.31 (vLLM pull 48337: 8B on A100), 0.33 or
+    0.03 (8B on our H200)."""
+    wake_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """The way back, likewise. None: 6.53, 0.39 or 0.05."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
@@ -139,6 +179,15 @@ class LoopSettings:
             ValueError: there is no such rule.
         """
         return EpochPlan.of(self.epoch_plan) if self.epoch_plan else None
+
+    def switch_times(self, weights_s: float = 0.0) -> SwitchTimes:
+        """Those that are given, else of the method; `weights_s` copies the trainer's weights to
+        engines that lack them."""
+        usual = SWITCH_TIMES[self.switch]
+        if self.switch == "standby":
+            usual = usual._replace(lend_s=usual.lend_s + weights_s)
+        given = {name: getattr(self, name) for name in SwitchTimes._fields}
+        return usual._replace(**{name: s for name, s in given.items() if s is not None})
 
     def starts(self) -> ServiceConfig:
         """The service that starts environments."""

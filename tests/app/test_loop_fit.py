@@ -199,6 +199,18 @@ def test_one_message_has_all_that_is_wrong_and_a_command_that_runs(
     assert [text for text in keys if text not in command] == [], said
 
 
+@pytest.mark.parametrize(("gpus", "pool"), [("8", 0), ("16", 4)])
+def test_a_pool_that_no_trainer_divides_gets_another_size(
+    heddle: Heddle, prompts: str, gpus: str, pool: int
+):
+    keys = ("--set", "loop.train_gpus=4", "--set", "loop.train_tp=4")
+    words = ("--seeds", "1", "--model", "qwen3-14b", "--gpus", gpus, *keys)
+    said = taken_as_it_stands(heddle, "loop", prompts, "--regimes", "libra:pool_gpus=2", *words)
+    assert "pool_gpus must be a multiple of 4, not 2" in said
+    assert f"--regimes libra:pool_gpus={pool}" in said
+    assert "--gpus 32" not in said
+
+
 def test_gaps_contexts_and_trainer_are_said_at_once(heddle: Heddle, tmp_path: Path):
     path = tmp_path / "long.jsonl.gz"
     whole = synth("search", trajectories=12, samples_per_group=1, seed=1)
