@@ -128,8 +128,8 @@ class Workspace:
 
         return self.keep("completed", (config.trace, config.missing, config.seed), make)
 
-    def workload(self, config: RunConfig) -> Workload:
-        """Fill in, order and check the trace of a run.
+    def workload(self, config: RunConfig, most_tokens: int | None = None) -> Workload:
+        """Fill in, order and check the trace of a run; without longer contexts than `most_tokens`.
 
         Raises:
             TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
@@ -142,7 +142,7 @@ class Workspace:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
             check_tools(scripts.table.tools, cluster)
-            kept, dropped = fitting(scripts, self.profiles(cluster))
+            kept, dropped = fitting(scripts, self.profiles(cluster), most_tokens)
             return Workload(
                 trace=trace,
                 scripts=kept,
@@ -152,7 +152,7 @@ class Workspace:
                 dropped=dropped,
             )
 
-        key = (config.trace, config.missing, cluster, config.seed)
+        key = (config.trace, config.missing, cluster, config.seed, most_tokens)
         return self.keep("workload", key, make)
 
     def profiles(self, cluster: ClusterConfig) -> ClusterProfiles:

@@ -40,9 +40,8 @@ class DataSet:
         cls, workspace: Workspace, scripts: Scripts, *, samples: int | None = None, least: int = 1
     ) -> "DataSet":
         """As `of`, which makes an object of every row, once for the loops of a workspace."""
-        key = (scripts, samples, least)
         made = partial(cls.of, scripts, samples=samples, least=least)
-        return workspace.keep("data set", key, made, at_most=2)
+        return workspace.keep("data set", (scripts, samples, least), made, at_most=2)
 
     @staticmethod
     def of(

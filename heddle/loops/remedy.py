@@ -23,12 +23,7 @@ from heddle_trace.errors import GapError
 UNFIT: Final = (CapacityError, GapError, NoRegimeError, ProfileError, SplitError, TrainingError)
 """Errors that other GPUs, TP degrees, or rules for gaps may mend."""
 _TIMES_GPUS: Final = (1, 2, 4, 8, 16)
-_OPTIONS: Final = {
-    "cluster.gpu": "--gpu",
-    "cluster.gpus": "--gpus",
-    "cluster.tp": "--tp",
-    "regimes": "--regimes",
-}
+_OPTIONS: Final = ("cluster.gpu", "cluster.gpus", "cluster.tp", "regimes")
 
 Keys: TypeAlias = dict[str, Any]
 """Values by key of the configuration, in the order in which errors ask for them."""
@@ -97,26 +92,32 @@ def _changes(
 
 
 def _first(loop: LoopConfig, ready: Ready, changes: Iterator[Keys]) -> tuple[Keys, str] | None:
-    """The first changes that work, and what they leave out."""
+    """The first changes that work, and what they leave out: half of all at most, if possible."""
     failed: dict[str, str] = {}
+    poor: tuple[Keys, str] | None = None
     for keys in changes:
         beside = str(keys | {"cluster.gpus": 0})
         if failed.get(beside) == "":
             continue
         made = _tried(loop, ready, keys)
         if isinstance(made, PoolError) and len(loop.regimes) == 1:
-            keys["regimes"] = _with_pool(loop.regimes[0], made.pool_gpus)
+            own = re.sub(":pool_gpus=[^:]*", "", loop.regimes[0])
+            keys["regimes"] = f"{own}:pool_gpus={made.pool_gpus}"
             made = _tried(loop, ready, keys)
         if not isinstance(made, ValueError):
             if "loop.train_gpus" in keys:
                 keys["loop.train_gpus"] = made[0].requested.train_gpus
             work = made[0].run.workload
             left, of = len(work.dropped), len(work.dropped) + work.trajectories
-            return keys, f" and leaves out {left:,} of {of:,} trajectories" if left else ""
+            way = (keys, f" and leaves out {left:,} of {of:,} trajectories" if left else "")
+            if 2 * left <= of:
+                return way
+            poor = poor or way
+            continue
         why = _wrong(made)[0]
         # What more GPUs have not changed, still more do not.
         failed[beside] = "" if failed.get(beside) == why else why
-    return None
+    return poor
 
 
 def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | ValueError:
@@ -131,11 +132,6 @@ def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | 
         return error
 
 
-def _with_pool(regime: str, gpus: int) -> str:
-    """The regime with a pool of so many GPUs."""
-    return f"{re.sub(':pool_gpus=[^:]*', '', regime)}:pool_gpus={gpus}"
-
-
 def _wrong(error: ValueError, *, whole: bool = False) -> list[str]:
     """What it says of each regime; if not `whole`, without a remedy, which is after a semicolon."""
     failed = error.failed if isinstance(error, NoRegimeError) else [error]
@@ -145,6 +141,7 @@ def _wrong(error: ValueError, *, whole: bool = False) -> list[str]:
 def _options(keys: Keys) -> list[str]:
     """Words of a command line."""
     words = (
-        [_OPTIONS[k], f"{v}"] if k in _OPTIONS else ["--set", f"{k}={v}"] for k, v in keys.items()
+        [f"--{k.rpartition('.')[2]}", f"{v}"] if k in _OPTIONS else ["--set", f"{k}={v}"]
+        for k, v in keys.items()
     )
     return [word for each in words for word in each]

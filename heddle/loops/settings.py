@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from heddle.bounds import check_bounds
 from heddle.cluster.tool_pools import latency_of
@@ -20,35 +20,18 @@ SWITCH_TIMEOUT_S = 180.0
 """Until a move of GPUs to training counts as failed: the default of Libra's release."""
 
 
-class SwitchTimes(NamedTuple):
-    """Seconds until GPUs that engines and trainer have by turns work for the other side."""
-
-    sleep_s: float
-    """Colocated engines leave them."""
-    wake_s: float
-    """Colocated engines have them back."""
-    lend_s: float
-    """A trainer or a pool leaves them, and engines generate there."""
-    return_s: float
-    """The way back."""
-
-
 Switch: TypeAlias = Literal["reload", "sleep", "standby"]
-SWITCH_TIMES: Final[Mapping[Switch, SwitchTimes]] = MappingProxyType(
+SWITCH_TIMES: Final[Mapping[Switch, Mapping[str, float]]] = MappingProxyType(
     {
-        # vLLM pull 48337, level 2, 8B on A100; Libra, arXiv 2606.03077, Qwen3-14B on A800, back
-        # 3.6 s for a snapshot and 4.4 s to fetch the trainer's state.
-        "reload": SwitchTimes(sleep_s=0.31, wake_s=6.53, lend_s=10.8, return_s=8.0),
-        # benchmarks/gpu_h200.json, level 1, Qwen3-8B; verl-omni pull 575, 8B, hybrid rollout.
-        "sleep": SwitchTimes(sleep_s=0.33, wake_s=0.39, lend_s=9.1, return_s=3.3),
-        # benchmarks/gpu_h200.json, level 2 without the weights that an update brings.
-        "standby": SwitchTimes(sleep_s=0.03, wake_s=0.05, lend_s=0.05, return_s=0.03),
+        "reload": {"sleep_s": 0.31, "wake_s": 6.53, "lend_s": 10.8, "return_s": 8.0},
+        "sleep": {"sleep_s": 0.33, "wake_s": 0.39, "lend_s": 9.1, "return_s": 3.3},
+        "standby": {"sleep_s": 0.03, "wake_s": 0.05, "lend_s": 0.05, "return_s": 0.03},
     }
 )
+"""Seconds until GPUs work for the other side, of the sources of `LoopSettings.switch`."""
 
 MOST_BATCHES = 100_000
 MOST_PASSES = 10_000
-MOST_DEGREE = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +67,7 @@ class LoopSettings:
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
-    train_cp: Annotated[int, Bounds(1, MOST_DEGREE)] = 1
+    train_cp: Annotated[int, Bounds(1)] = 1
     """Context parallelism of it: GPUs that share a sample's tokens, and so its activations."""
     train_ep: Annotated[int | None, Bounds(1)] = None
     """Expert parallelism of it; None: a node's GPUs."""
@@ -139,20 +122,19 @@ class LoopSettings:
     reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
     switch: Switch = "reload"
-    """How engines leave GPUs and come back, which gives the next four times. `reload`: weights are
-    dropped and loaded again (vLLM's sleep level 2; Libra's loans). `sleep`: host memory keeps them
-    (level 1; verl's loans). `standby`: engines stay without weights, which the update brings, for
-    loans as of method `colocated`; the trainer stays in memory too, which is not checked."""
+    """How engines leave GPUs and come back. `reload`: weights are dropped and loaded again (vLLM
+    pull 48337, level 2, 8B on A100; loans of Libra, arXiv 2606.03077, Qwen3-14B on A800). `sleep`:
+    host memory keeps them (level 1, 8B on our H200; loans of verl-omni pull 575, 8B). `standby`:
+    engines stay without them (level 2 there); an update brings them, for loans as by method
+    `colocated`. The trainer stays in memory then, which is not checked."""
     lend_s: Annotated[float | None, Bounds(0, below=1e9)] = None
-    """Until GPUs of a trainer or a pool generate. None: 10.8 (Libra, arXiv 2606.03077: Qwen3-14B on
-    A800), 9.1 (verl-omni pull 575: 8B) or 0.05 and the weights."""
+    """Until lent GPUs generate. None, by `switch`: 10.8, 9.1, or 0.05 and the weights."""
     return_s: Annotated[float | None, Bounds(0, below=1e9)] = None
-    """The way back, likewise. None: 8.0, 3.3 or 0.03."""
+    """The way back, likewise: 8.0 (snapshot 3.6, the trainer's state 4.4), 3.3, 0.03."""
     sleep_s: Annotated[float | None, Bounds(0, below=1e9)] = None
-    """Until colocated engines leave the GPUs. None: 0.31 (vLLM pull 48337: 8B on A100), 0.33 or
-    0.03 (8B on our H200)."""
+    """Until colocated engines leave the GPUs, likewise: 0.31, 0.33, 0.03."""
     wake_s: Annotated[float | None, Bounds(0, below=1e9)] = None
-    """The way back, likewise. None: 6.53, 0.39 or 0.05."""
+    """The way back, likewise: 6.53, 0.39, 0.05."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
@@ -180,14 +162,12 @@ class LoopSettings:
         """
         return EpochPlan.of(self.epoch_plan) if self.epoch_plan else None
 
-    def switch_times(self, weights_s: float = 0.0) -> SwitchTimes:
-        """Those that are given, else of the method; `weights_s` copies the trainer's weights to
-        engines that lack them."""
-        usual = SWITCH_TIMES[self.switch]
-        if self.switch == "standby":
-            usual = usual._replace(lend_s=usual.lend_s + weights_s)
-        given = {name: getattr(self, name) for name in SwitchTimes._fields}
-        return usual._replace(**{name: s for name, s in given.items() if s is not None})
+    def switch_times(self, weights_s: float = 0.0) -> dict[str, float]:
+        """Those that are given, else of the method; `weights_s` copies weights of the trainer."""
+        usual = dict(SWITCH_TIMES[self.switch])
+        usual["lend_s"] += weights_s if self.switch == "standby" else 0.0
+        given = {name: getattr(self, name) for name in usual}
+        return usual | {name: seconds for name, seconds in given.items() if seconds is not None}
 
     def starts(self) -> ServiceConfig:
         """The service that starts environments."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import lcm
 
 from heddle import policy_inputs
@@ -10,9 +10,8 @@ from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, UnfitError, check_data, check_packing, check_recorded
-from heddle.loops.layout import fitting_layout
+from heddle.loops.layout import fitting_layout, own_gpus, without_pool
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
-from heddle.loops.pools import own_gpus, without_pool
 from heddle.loops.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import Workload
@@ -27,8 +26,8 @@ from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout, speed_up
-from heddle_sim.training_files import load_training
+from heddle_sim.training import TrainingTime, TrainLayout, speed_up
+from heddle_sim.training_files import TrainingFile, load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
 
@@ -200,6 +199,8 @@ def prepare_loop(
     regime = regime_of(config, name)
     requested, config = config, without_pool(config, name, regime)
     cluster = config.run.cluster
+    if workload is None:
+        workload = workspace.workload(config.run, config.most_tokens)
     run = prepare(config.run, workspace=workspace, workload=workload)
     if policy_inputs.sees_the_future(run.policy):
         raise ConfigError(
@@ -240,7 +241,7 @@ def prepare_loop(
         layout=layout,
         update=update,
         prices=prices_of(config.run.prices, run.profiles.pools),
-        world=_world(config, data, file.training, layout, regime, update),
+        world=_world(config, data, file, layout, regime, update),
     )
 
 
@@ -303,12 +304,12 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
 def _world(
     config: LoopConfig,
     data: DataSet,
-    training: TrainingProfile,
+    file: TrainingFile,
     layout: TrainLayout,
     regime: Regime,
     update: WeightUpdateTime,
 ) -> LoopWorld:
-    cluster = config.run.cluster
+    cluster, training = config.run.cluster, file.training
     if config.colocated_speed is not None:
         training = replace(
             training, colocated_efficiency={config.train_backend: config.colocated_speed}
@@ -333,29 +334,21 @@ def _world(
         )
         head = 1.0 + config.drafter_training if trains_head else 1.0
         # vime times the forward passes and the optimizer's steps with the rest of its training.
-        return TrainingTime(
-            train_s=time.train_s * overlap * head,
-            logprob_s=time.logprob_s * overlap,
-            fixed_s=time.fixed_s * overlap,
-            gathers_s=time.gathers_s * overlap,
-        )
+        parts = {name: overlap * seconds for name, seconds in asdict(time).items()}
+        return TrainingTime(**parts | {"train_s": head * parts["train_s"]})
 
     def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
         time = step_time(tokens, pool_trains)
         return time.train_s + time.logprob_s + time.gathers_s
 
     hand_over_s = update.hand_over_s / regime.update.every
-    weights_s = (
-        load_training()
-        .weight_update.time(cluster.model, "colocated", gpus=config.trainer_gpus)
-        .total_s
-    )
-    switch = config.switch_times(weights_s)
+    weights = file.weight_update.time(cluster.model, "colocated", gpus=config.trainer_gpus)
+    switch = config.switch_times(weights.total_s)
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
-        to_training_s, to_rollout_s = switch.sleep_s, switch.wake_s
+        to_training_s, to_rollout_s = switch["sleep_s"], switch["wake_s"]
     elif regime.split.hybrid is not None:
-        to_training_s, to_rollout_s = switch.return_s, switch.lend_s
+        to_training_s, to_rollout_s = switch["return_s"], switch["lend_s"]
     return LoopWorld(
         script=data.script,
         train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s + hand_over_s,

@@ -67,11 +67,7 @@ def deployment_of_loop(result: "LoopComparison") -> Deployment:
 
 
 def recommended(result: "LoopComparison", words: Sequence[str] | None) -> dict[str, Any]:
-    """The best regime as JSON; `words` as of `command_of`, without which there is no command.
-
-    Raises:
-        ConfigError: the framework that is to run it cannot have its settings.
-    """
+    """The best regime as JSON; `words` as of `command_of`, without which there is no command."""
     best = result.best
     config = best.setup.config.run
     framework = config.plan.framework if isinstance(config, Config) else None

@@ -228,6 +228,29 @@ def test_gaps_contexts_and_trainer_are_said_at_once(heddle: Heddle, tmp_path: Pa
     assert re.search(r"then, with --tp \d, .*(needs|are left)", said)
 
 
+def test_what_only_the_trainer_does_not_hold_is_dropped_where_that_is_asked(
+    heddle: Heddle, tmp_path: Path
+):
+    path = str(tmp_path / "long.jsonl.gz")
+    first, *others = synth("search", trajectories=48, samples_per_group=4, seed=1)
+    grown = msgspec.structs.replace(first.steps[0], tool_s=1.0, tool_tokens=150_000)
+    write_trace(path, [msgspec.structs.replace(first, steps=(grown, first.steps[-1])), *others])
+    words = ("loop", path, *LACKING, "--model", "qwen3-14b", "--gpus", "8", "--json")
+    trainer, drop = ("--set", "loop.train_gpus=4"), ("--set", "cluster.over_capacity=drop")
+    refused = heddle(*words, *trainer)
+    assert refused.exit_code == 2
+    assert "training qwen3-14b on 4 h100 GPUs needs" in refused.output
+    kept = heddle(*words, *trainer, *drop)
+    assert kept.exit_code == 0, kept.output
+    found = json.loads(kept.stdout)
+    assert "1 of 48 trajectories left out, longer than engine or trainer holds" in found["notes"]
+    assert found["trace"]["trajectories"] == 47
+    # A trainer of six GPUs has TP 2, and holds less; all splits have the same data.
+    ways = (("--set", "loop.train_gpus=6"), ("--sweep", "loop.train_gpus=4,6"))
+    shown = [heddle(*words, *way, *drop).stdout for way in ways]
+    assert [json.loads(each)["trace"]["trajectories"] for each in shown] == [46, 46]
+
+
 def test_a_sample_that_no_gpus_can_train_is_said(heddle: Heddle, tmp_path: Path):
     path = tmp_path / "long.jsonl.gz"
     (first, *_) = synth("search", trajectories=4, samples_per_group=1, seed=1)
