@@ -40,8 +40,9 @@ class DataSet:
         cls, workspace: Workspace, scripts: Scripts, *, samples: int | None = None, least: int = 1
     ) -> "DataSet":
         """As `of`, which makes an object of every row, once for the loops of a workspace."""
-        made = partial(cls.of, scripts, samples=samples, least=least)
-        return workspace.keep("data set", (scripts, samples, least), made, at_most=2)
+        # Scripts are slow to compare; what is kept holds them, so that their id stays theirs.
+        key, of = (id(scripts), samples, least), partial(cls.of, samples=samples, least=least)
+        return workspace.keep("data set", key, lambda: (scripts, of(scripts)), at_most=2)[1]
 
     @staticmethod
     def of(
