@@ -142,7 +142,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             samples=8,
             steps=sized(size, 24, 12),
             # Its engines stay on the trainer's GPUs, asleep.
-            options={"train_backend": "fsdp", "train_padded": True, "lend_s": 1.0, "return_s": 1.0},
+            options={"train_backend": "fsdp", "train_padded": True, "switch": "standby"},
         ),
         "areal": Loop(
             regimes=("areal",),
