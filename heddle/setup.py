@@ -112,7 +112,7 @@ class Workspace:
         Raises:
             TraceError: it is no trace, or damaged.
         """
-        return self._keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
+        return self.keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
 
     def completed(self, config: RunConfig) -> tuple[Scripts, FillReport]:
         """Fill in the trace of a run and order its groups, for the run's seed.
@@ -126,10 +126,10 @@ class Workspace:
             scripts, fill = complete(self.trace(config.trace), rules=rules, seed=config.seed)
             return shuffled(scripts, config.seed), fill
 
-        return self._keep("completed", (config.trace, config.missing, config.seed), make)
+        return self.keep("completed", (config.trace, config.missing, config.seed), make)
 
-    def workload(self, config: RunConfig) -> Workload:
-        """Fill in, order and check the trace of a run.
+    def workload(self, config: RunConfig, most_tokens: int | None = None) -> Workload:
+        """Fill in, order and check the trace of a run; without longer contexts than `most_tokens`.
 
         Raises:
             TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
@@ -142,7 +142,7 @@ class Workspace:
             trace = self.trace(config.trace)
             scripts, fill = self.completed(config)
             check_tools(scripts.table.tools, cluster)
-            kept, dropped = fitting(scripts, self.profiles(cluster))
+            kept, dropped = fitting(scripts, self.profiles(cluster), most_tokens)
             return Workload(
                 trace=trace,
                 scripts=kept,
@@ -152,17 +152,17 @@ class Workspace:
                 dropped=dropped,
             )
 
-        key = (config.trace, config.missing, cluster, config.seed)
-        return self._keep("workload", key, make)
+        key = (config.trace, config.missing, cluster, config.seed, most_tokens)
+        return self.keep("workload", key, make)
 
     def profiles(self, cluster: ClusterConfig) -> ClusterProfiles:
         """Load the profiles of a cluster; see `load_profiles`."""
-        return self._keep("profiles", cluster, lambda: load_profiles(cluster))
+        return self.keep("profiles", cluster, lambda: load_profiles(cluster))
 
     def history(self, config: RunConfig, trace: Trace) -> policy_inputs.HistorySource:
         """Find the history of a run of `trace`; see `heddle.policy_inputs.resolve_history`."""
         key = (config.history, config.missing, trace.sha256)
-        return self._keep(
+        return self.keep(
             "history",
             key,
             lambda: policy_inputs.resolve_history(config.history, trace, config.missing),
@@ -170,11 +170,12 @@ class Workspace:
 
     def model(self, name: str) -> policy_inputs.LoadedModel:
         """Load a predictor model; see `heddle.policy_inputs.load_predictor_model`."""
-        return self._keep("model", name, lambda: policy_inputs.load_predictor_model(name))
+        return self.keep("model", name, lambda: policy_inputs.load_predictor_model(name))
 
-    def _keep(
+    def keep(
         self, kind: str, key: Hashable, make: Callable[[], T], at_most: int = KEPT_INPUTS
     ) -> T:
+        """What was made under this key of a kind, else what `make` makes."""
         kept = self._kept.setdefault(kind, {})
         if key not in kept:
             kept[key] = make()

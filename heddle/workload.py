@@ -37,7 +37,7 @@ class Workload:
     fill: FillReport | None = None
     """Values that the trace lacked; None without a replay."""
     dropped: tuple[str, ...] = ()
-    """Trajectories left out because their context exceeds an engine's KV capacity."""
+    """Trajectories left out because their context exceeds an engine's KV, or a trainer's memory."""
 
     @property
     def output_tokens(self) -> int:
@@ -58,8 +58,10 @@ class Workload:
         return {**self.filled, "dropped_over_capacity": len(self.dropped)}
 
 
-def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple[str, ...]]:
-    """Separate trajectories that every engine can hold from the others.
+def fitting(
+    scripts: Scripts, profiles: ClusterProfiles, most_tokens: int | None = None
+) -> tuple[Scripts, tuple[str, ...]]:
+    """Separate trajectories that every engine can hold, up to `most_tokens`, from the others.
 
     Raises:
         CapacityError: some engine cannot hold a trajectory, and it may not be dropped.
@@ -70,7 +72,7 @@ def fitting(scripts: Scripts, profiles: ClusterProfiles) -> tuple[Scripts, tuple
     cluster, profile, tp = smallest.cluster, smallest.profile, _least_tp(smallest)
     capacity = capacity_tokens(profile, tp)
     largest = scripts.largest_context()
-    fits = largest <= capacity
+    fits = largest <= min(capacity, most_tokens or capacity)
     dropped = tuple(scripts.ids[place] for place in np.flatnonzero(~fits).tolist())
     if not dropped:
         return scripts, ()

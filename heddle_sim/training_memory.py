@@ -122,10 +122,11 @@ def check_memory(
     The message names the model, the GPUs, GiB needed and available, and the smallest number of
     GPUs that works with the same layout.
     """
+    m = trained_model(model)
 
     def at(number: int) -> TrainingMemory:
         return training_memory(
-            model, gpu=gpu, gpus=number, longest=longest, backend=backend, layout=layout
+            m, gpu=gpu, gpus=number, longest=longest, backend=backend, layout=layout
         )
 
     peak = at(gpus)
@@ -140,7 +141,7 @@ def check_memory(
         else "no number of GPUs works with this layout; take a higher TP degree, or shorter samples"
     )
     raise TrainingMemoryError(
-        f"training {trained_model(model).name} on {gpus} {gpu} GPUs needs "
+        f"training {m.name} on {gpus} {gpu} GPUs needs "
         f"{peak.needed_gib:.1f} GiB on each and has {peak.available_gib:.1f} (states "
         f"{peak.states_gib:.1f}, activations {peak.activations_gib:.1f}, logits "
         f"{peak.logits_gib:.1f}, base {peak.base_gib:.1f}); {remedy}"

@@ -16,6 +16,8 @@ STREAM, STALE = (f"verl-fully-async:staleness_threshold={each}" for each in ("0"
 REQUIRE = (1, 2, 4)
 OWN_LOGPROBS = {"logprob_passes": 0, "train_backend": "fsdp"}
 """Of verl's fully asynchronous runs: its table has no pass of the trainer for them."""
+V1_LAYOUT = {"train_tp": 2, "train_pp": 2, "train_cp": 2, "train_ep": 8}
+"""Of the trainer in verl's V1 runs, two nodes of it at least."""
 LENDING = (0, 1, 2, 4)
 """Batches ahead, of BiDiRL's table."""
 
@@ -33,7 +35,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
     """One for each cluster of a source."""
     long, short = Lengths(**config["v1"]), Lengths(**config["nemo"])
     gpus, groups = sized(size, 32, 8), sized(size, 64, 16)
-    half = gpus // 2
+    half, layout = gpus // 2, V1_LAYOUT if size.full else {}
     # 12,053 tokens/s over 22.79 h, 150 steps and answers of 12,720 tokens are 8 samples a prompt.
     v1: dict[str, Any] = {
         "workload": long,
@@ -43,6 +45,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "tps": (4,),
         "gpus": gpus,
         "steps": 12,
+        "options": layout,
     }
     big = sized(size, 128, 16)
     laminar: dict[str, Any] = {
@@ -61,8 +64,12 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             regimes=(NO_SWITCH, SWITCH),
             train_gpus=(half,),
             # Without decoupled PPO engines' log-probabilities are used.
-            options={"logprob_passes": 0},
-            **{**v1, **sync_step, "gpus": half + gpus // 4},
+            **{
+                **v1,
+                **sync_step,
+                "gpus": half + gpus // 4,
+                "options": {**layout, "logprob_passes": 0},
+            },
         ),
         "async_sync": Loop(
             regimes=("sync",),
@@ -135,7 +142,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             samples=8,
             steps=sized(size, 24, 12),
             # Its engines stay on the trainer's GPUs, asleep.
-            options={"train_backend": "fsdp", "train_padded": True, "lend_s": 1.0, "return_s": 1.0},
+            options={"train_backend": "fsdp", "train_padded": True, "switch": "standby"},
         ),
         "areal": Loop(
             regimes=("areal",),

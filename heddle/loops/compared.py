@@ -8,7 +8,7 @@ from heddle.comparison.tuning import Choice
 from heddle.cost.objective import Objective
 from heddle.loops.comparison import compare_regimes, prepare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.fit import fitted, with_trainer
+from heddle.loops.fit import fitted, with_trainer, without_dropped
 from heddle.loops.remedy import UNFIT, Given, with_remedy
 from heddle.loops.result import LoopComparison
 from heddle.loops.setup import LoopSetup
@@ -49,8 +49,9 @@ def compare_settings(
         numbers = swept.get("loop.train_gpus") or [own.train_gpus]
         degrees = swept.get("cluster.tp") or [one.run.cluster.tp]
         tried = splits(own, numbers, degrees, swept.get("cluster.max_running"), speculation)
+        tried, dropped = without_dropped(tried, shared, fitting_only)
         tried, notes = fitted(tried, shared)
-        return beside_random(tried), [*trainer, *notes]
+        return beside_random(tried), [*trainer, *dropped, *notes]
 
     def ready(one: LoopConfig) -> list[LoopSetup]:
         return prepare_regimes(made(one)[0], shared, fitting_only)[0]

@@ -29,6 +29,8 @@ class LoopConfig(LoopSettings):
     """None: three of the best settings, one where a run takes over a minute."""
     least_samples: Annotated[int, Bounds(1)] = 1
     """Prompts of the trace with fewer samples take no part."""
+    most_tokens: Annotated[int | None, Bounds(1)] = None
+    """Of a sample in training; longer ones take no part, where `cluster.over_capacity` is drop."""
     begun: bool = False
     """Whether an epoch of the trace's first samples is over, where prompts have an `epoch_plan`."""
 

@@ -4,10 +4,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
+from heddle.setup import Workspace
 from heddle_core.ids import GroupId
 from heddle_core.loop.epoch import EPOCH, LEAST_KNOWN, Totals, epoch_of
 from heddle_core.loop.groups import Prompt
@@ -32,6 +34,15 @@ class DataSet:
     """Of a prompt and epoch, each epoch others; None: all in every epoch."""
     cycle: int = 1
     """Epochs until samples are the same again."""
+
+    @classmethod
+    def kept(
+        cls, workspace: Workspace, scripts: Scripts, *, samples: int | None = None, least: int = 1
+    ) -> "DataSet":
+        """As `of`, which makes an object of every row, once for the loops of a workspace."""
+        # Scripts are slow to compare; what is kept holds them, so that their id stays theirs.
+        key, of = (id(scripts), samples, least), partial(cls.of, samples=samples, least=least)
+        return workspace.keep("data set", key, lambda: (scripts, of(scripts)), at_most=2)[1]
 
     @staticmethod
     def of(

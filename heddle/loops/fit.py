@@ -1,8 +1,13 @@
 """What `[loop]` leaves open, chosen so that trace and regimes can do with it."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, least_batches, whole_epochs
@@ -28,8 +33,9 @@ def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, 
     cluster = config.run.cluster
     if config.run.loop.train_gpus is not None or config.colocated or cluster.roles:
         return config, ()
-    longest = int(_held(config, workspace).largest_context().max())
-    if not ever_fits(config, longest):
+    sizes = np.unique(_held(config, workspace).largest_context())
+    longest, drops = int(sizes[-1]), cluster.over_capacity == "drop"
+    if not (drops or ever_fits(config, longest)):
         return config, ()
     each = cluster.tp * cluster.attention_dp
     gpus = cluster.gpus - config.reward_gpus
@@ -38,9 +44,37 @@ def with_trainer(config: LoopConfig, workspace: Workspace) -> tuple[LoopConfig, 
     else:
         whole = [n for n in range(config.train_gpus, gpus) if (gpus - n) % each == 0]
     found = next((n for n in whole if fits(config, n, longest)), config.train_gpus)
+    if drops and whole:
+        found = max(whole, key=partial(_most_tokens, config, sizes))
     if found == config.train_gpus:
         return config, ()
     return replace(config, train_gpus=found), (f"loop.train_gpus = {found}, to hold a step",)
+
+
+def _most_tokens(config: LoopConfig, sizes: NDArray[np.int64], gpus: int) -> int:
+    """The largest of some sizes of a sample that a trainer holds; 0: none."""
+    count = bisect_left(sizes, True, key=lambda size: not fits(config, gpus, int(size)))
+    return int(sizes[count - 1]) if count else 0
+
+
+def without_dropped(
+    configs: Sequence[LoopConfig], workspace: Workspace, fitting_only: bool
+) -> tuple[list[LoopConfig], tuple[str, ...]]:
+    """The loops without trajectories that engines or trainers do not hold, where these are dropped;
+    and their number in words.
+
+    All have the same data: what the least trainer holds; with `fitting_only`, which leaves settings
+    out, what the largest does.
+    """
+    if configs[0].run.cluster.over_capacity != "drop":
+        return list(configs), ()
+    sizes = np.unique(_held(configs[0], workspace).largest_context())
+    most = {n: _most_tokens(each, sizes, n) for each in configs for n in [each.trainer_gpus]}
+    kept = max(most.values()) if fitting_only else min(most.values())
+    made = [replace(each, most_tokens=kept or None) for each in configs]
+    of = len(workspace.completed(made[0].run)[0])
+    left, why = of - len(_held(made[0], workspace)), "longer than engine or trainer holds"
+    return made, (f"{left:,} of {of:,} trajectories left out, {why}",) if left else ()
 
 
 def fitted(
@@ -58,7 +92,7 @@ def fitted(
     first = configs[0]
     given = first.run.loop
     scripts = _held(first, workspace)
-    sizes = [len(samples) for samples in DataSet.of(scripts).groups.values()]
+    sizes = [len(samples) for samples in DataSet.kept(workspace, scripts).groups.values()]
 
     def rules(groups: int, samples: int) -> Iterator[Regime]:
         for config in configs:
@@ -99,7 +133,7 @@ def _held(config: LoopConfig, workspace: Workspace) -> Scripts:
     """The trajectories, without those that engines cannot hold where these are dropped."""
     if config.run.cluster.over_capacity == "drop":
         with suppress(CapacityError, ProfileError):
-            return workspace.workload(config.run).scripts
+            return workspace.workload(config.run, config.most_tokens).scripts
     return workspace.completed(config.run)[0]
 
 

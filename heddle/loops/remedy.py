@@ -1,5 +1,6 @@
 """All that is wrong with a loop that cannot be set up, and settings with which it runs."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,6 +11,7 @@ from heddle.cluster.profiles import memory_profile
 from heddle.config_error import ConfigError
 from heddle.loops.comparison import NoRegimeError
 from heddle.loops.config import LoopConfig, loop_of
+from heddle.loops.layout import PoolError
 from heddle.loops.setup import LoopSetup
 from heddle.loops.splits import SplitError
 from heddle.workload import CapacityError
@@ -21,7 +23,7 @@ from heddle_trace.errors import GapError
 UNFIT: Final = (CapacityError, GapError, NoRegimeError, ProfileError, SplitError, TrainingError)
 """Errors that other GPUs, TP degrees, or rules for gaps may mend."""
 _TIMES_GPUS: Final = (1, 2, 4, 8, 16)
-_OPTIONS: Final = {"cluster.gpu": "--gpu", "cluster.gpus": "--gpus", "cluster.tp": "--tp"}
+_OPTIONS: Final = ("cluster.gpu", "cluster.gpus", "cluster.tp", "regimes")
 
 Keys: TypeAlias = dict[str, Any]
 """Values by key of the configuration, in the order in which errors ask for them."""
@@ -90,32 +92,42 @@ def _changes(
 
 
 def _first(loop: LoopConfig, ready: Ready, changes: Iterator[Keys]) -> tuple[Keys, str] | None:
-    """The first changes that work, and what they leave out."""
+    """The first changes that work, and what they leave out: half of all at most, if possible."""
     failed: dict[str, str] = {}
+    poor: tuple[Keys, str] | None = None
     for keys in changes:
         beside = str(keys | {"cluster.gpus": 0})
         if failed.get(beside) == "":
             continue
         made = _tried(loop, ready, keys)
+        if isinstance(made, PoolError) and len(loop.regimes) == 1:
+            own = re.sub(":pool_gpus=[^:]*", "", loop.regimes[0])
+            keys["regimes"] = f"{own}:pool_gpus={made.pool_gpus}"
+            made = _tried(loop, ready, keys)
         if not isinstance(made, ValueError):
             if "loop.train_gpus" in keys:
                 keys["loop.train_gpus"] = made[0].requested.train_gpus
             work = made[0].run.workload
             left, of = len(work.dropped), len(work.dropped) + work.trajectories
-            return keys, f" and leaves out {left:,} of {of:,} trajectories" if left else ""
+            way = (keys, f" and leaves out {left:,} of {of:,} trajectories" if left else "")
+            if 2 * left <= of:
+                return way
+            poor = poor or way
+            continue
         why = _wrong(made)[0]
         # What more GPUs have not changed, still more do not.
         failed[beside] = "" if failed.get(beside) == why else why
-    return None
+    return poor
 
 
 def _tried(loop: LoopConfig, ready: Ready, keys: Keys) -> Sequence[LoopSetup] | ValueError:
     run = loop.run
     try:
-        for section in {key.partition(".")[0] for key in keys}:
+        for section in {key.partition(".")[0] for key in keys if "." in key}:
             own = {k.partition(".")[2]: v for k, v in keys.items() if k.startswith(f"{section}.")}
             run = replace(run, **{section: replace(getattr(run, section), **own)})
-        return ready(loop_of(run, loop.regimes, seeds=loop.seeds))
+        named = [keys["regimes"]] if "regimes" in keys else loop.regimes
+        return ready(loop_of(run, named, seeds=loop.seeds))
     except ValueError as error:
         return error
 
@@ -129,6 +141,7 @@ def _wrong(error: ValueError, *, whole: bool = False) -> list[str]:
 def _options(keys: Keys) -> list[str]:
     """Words of a command line."""
     words = (
-        [_OPTIONS[k], f"{v}"] if k in _OPTIONS else ["--set", f"{k}={v}"] for k, v in keys.items()
+        [f"--{k.rpartition('.')[2]}", f"{v}"] if k in _OPTIONS else ["--set", f"{k}={v}"]
+        for k, v in keys.items()
     )
     return [word for each in words for word in each]

@@ -1,7 +1,9 @@
 """The section `[loop]` of a configuration: batches, trainer, environments and rewards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from types import MappingProxyType
+from typing import Annotated, Final, Literal, TypeAlias
 
 from heddle.bounds import check_bounds
 from heddle.cluster.tool_pools import latency_of
@@ -16,6 +18,17 @@ REWARDS_PER_GPU = 8
 
 SWITCH_TIMEOUT_S = 180.0
 """Until a move of GPUs to training counts as failed: the default of Libra's release."""
+
+
+Switch: TypeAlias = Literal["reload", "sleep", "standby"]
+SWITCH_TIMES: Final[Mapping[Switch, Mapping[str, float]]] = MappingProxyType(
+    {
+        "reload": {"sleep_s": 0.31, "wake_s": 6.53, "lend_s": 10.8, "return_s": 8.0},
+        "sleep": {"sleep_s": 0.33, "wake_s": 0.39, "lend_s": 9.1, "return_s": 3.3},
+        "standby": {"sleep_s": 0.03, "wake_s": 0.05, "lend_s": 0.05, "return_s": 0.03},
+    }
+)
+"""Seconds until GPUs work for the other side, of the sources of `LoopSettings.switch`."""
 
 MOST_BATCHES = 100_000
 MOST_PASSES = 10_000
@@ -39,13 +52,11 @@ class LoopSettings:
     train_gpus: Annotated[int | None, Bounds(1)] = None
     """GPUs of the trainer; the engines have the others. None: a quarter, or what holds a step."""
     train_gpu: str | None = None
-    """GPU type of the trainer, whose GPUs and those for rewards are then beside the cluster's.
-    None: both are a part of these."""
+    """GPU type of a trainer, and rewards, beside the cluster's GPUs. None: both are of these."""
     colocated: bool = False
     """Engines and trainer have all GPUs in turn."""
     shared_gpus: bool = False
-    """Each `-c` file of `heddle loop` is a loop of its own, and all have the same GPUs, so that one
-    generates while another trains."""
+    """Each `-c` file of `heddle loop` is a loop, all on the same GPUs."""
     colocated_speed: Annotated[float | None, Bounds(0.01, 1)] = None
     """Of a colocated trainer over one apart. None: verl's, 0.90 with FSDP, 0.76 with Megatron."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
@@ -54,6 +65,8 @@ class LoopSettings:
     """TP degree of the trainer; None: the least at which a step fits into memory."""
     train_pp: int | None = None
     """Pipeline stages of it; None likewise."""
+    train_cp: Annotated[int, Bounds(1)] = 1
+    """Context parallelism of it: GPUs that share a sample."""
     train_ep: Annotated[int | None, Bounds(1)] = None
     """Expert parallelism of it; None: a node's GPUs."""
     train_precision: Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"] = "bf16"
@@ -68,7 +81,9 @@ class LoopSettings:
     """Share of a step's training seconds that training the MTP head takes more, where engines draft
     by `mtp`; 0 where it is frozen. SkyRL's documentation: 57.3 to 61.3 s."""
     train_overlap: Annotated[float, Bounds(1, below=10)] = 1.0
-    """Training seconds while engines generate, over those alone; vime#358: 1.22."""
+    """Seconds of training and forward passes while engines generate, over those alone; vime#358:
+    1.22."""
+    # Its rollout slows by 7 % at most: alone a step waits 97.2 s for it, beside it a step is 104 s.
     update_method: str = "nccl"
     """How weights reach engines on GPUs of their own."""
     env_start_s: str | float | None = None
@@ -77,8 +92,7 @@ class LoopSettings:
     env_capacity: Annotated[int | None, Bounds(1, none="no limit")] = None
     """Starts at once; None: no limit."""
     environments: Annotated[int | None, Bounds(1, none="no limit")] = None
-    """Environments at once, from the request of their start until their trajectory has ended; None:
-    no limit."""
+    """Environments at once, each until its trajectory has ended; None: no limit."""
     env_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
     """Share of starts that fail."""
     env_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
@@ -105,16 +119,21 @@ class LoopSettings:
     """Until a failed reward is noticed; None: the time of a reward."""
     reward_retries: Annotated[int, Bounds(0, 1000)] = 0
     """Further attempts of a reward."""
-    lend_s: Annotated[float, Bounds(0, below=1e9)] = 10.8
-    """Until GPUs of a trainer or a pool generate. Libra, arXiv 2606.03077: Qwen3-14B on A800."""
-    return_s: Annotated[float, Bounds(0, below=1e9)] = 8.0
-    """The way back, likewise: 3.6 s for a snapshot, 4.4 s to fetch the trainer's state."""
-    sleep_s: Annotated[float, Bounds(0, below=1e9)] = 0.31
-    """Until colocated engines leave the GPUs: vLLM pull 48337, 8B on A100."""
-    wake_s: Annotated[float, Bounds(0, below=1e9)] = 6.53
-    """The way back."""
+    switch: Switch = "reload"
+    """How engines leave GPUs and come back. `reload` loads weights again (vLLM pull 48337, level 2,
+    8B on A100; loans of Libra, arXiv 2606.03077, 14B on A800). `sleep` keeps them in host memory
+    (level 1, 8B on our H200; loans of verl-omni pull 575, 8B). `standby` drops them until the
+    update (level 2 there); loans take method `colocated`, the trainer in memory, unchecked."""
+    lend_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """Until lent GPUs generate. None, by `switch`: 10.8, 9.1, or 0.05 and the weights."""
+    return_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """The way back, likewise: 8.0, 3.3, 0.03."""
+    sleep_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """Until colocated engines leave the GPUs, likewise: 0.31, 0.33, 0.03."""
+    wake_s: Annotated[float | None, Bounds(0, below=1e9)] = None
+    """The way back, likewise: 6.53, 0.39, 0.05."""
     switch_failure_rate: Annotated[float, Bounds(0, below=1)] = 0.0
-    """Share of the moves of GPUs between rollout and training that fail, with a hybrid pool."""
+    """Share of a hybrid pool's moves that fail."""
     switch_timeout_s: Annotated[float | None, Bounds(0, below=1e9)] = None
     """Until such a failure is noticed; None: `SWITCH_TIMEOUT_S`."""
 
@@ -139,6 +158,13 @@ class LoopSettings:
             ValueError: there is no such rule.
         """
         return EpochPlan.of(self.epoch_plan) if self.epoch_plan else None
+
+    def switch_times(self, weights_s: float = 0.0) -> dict[str, float]:
+        """Those that are given, else of the method; `weights_s` copies weights of the trainer."""
+        usual = dict(SWITCH_TIMES[self.switch])
+        usual["lend_s"] += weights_s if self.switch == "standby" else 0.0
+        given = {name: getattr(self, name) for name in usual}
+        return usual | {name: seconds for name, seconds in given.items() if seconds is not None}
 
     def starts(self) -> ServiceConfig:
         """The service that starts environments."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import lcm
 
 from heddle import policy_inputs
@@ -10,11 +10,11 @@ from heddle.config_files import ConfigError
 from heddle.cost.prices import Prices, RunCost, prices_of
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, UnfitError, check_data, check_packing, check_recorded
-from heddle.loops.layout import fitting_layout
+from heddle.loops.layout import fitting_layout, own_gpus, without_pool
 from heddle.loops.measure import LoopFigures, ServiceFigures, TrainedSample
 from heddle.loops.settings import SWITCH_TIMEOUT_S
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
-from heddle.workload import CapacityError, Workload
+from heddle.workload import Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import EngineId, GroupId
 from heddle_core.loop.controller import LoopController
@@ -26,8 +26,8 @@ from heddle_core.loop.regime_text import regime_named
 from heddle_core.loop.split_plan import GpuCounts
 from heddle_core.plans import EngineSpec
 from heddle_sim.loop import LoopSimulation, LoopWorld
-from heddle_sim.training import TrainingProfile, TrainingTime, TrainLayout, speed_up
-from heddle_sim.training_files import load_training
+from heddle_sim.training import TrainingTime, TrainLayout, speed_up
+from heddle_sim.training_files import TrainingFile, load_training
 from heddle_sim.weight_update import WeightUpdateTime
 from heddle_trace.table import Scripts
 
@@ -72,7 +72,7 @@ class LoopSetup:
     @property
     def pool_gpus(self) -> int:
         """Those of a hybrid pool that belong to neither side."""
-        return _own_gpus(self.regime)
+        return own_gpus(self.regime)
 
     @property
     def hybrid_gpus(self) -> int:
@@ -197,8 +197,10 @@ def prepare_loop(
         ValueError: one of the packages' errors for bad input, with the remedy.
     """
     regime = regime_of(config, name)
-    requested, config = config, _without_pool(config, name, regime)
+    requested, config = config, without_pool(config, name, regime)
     cluster = config.run.cluster
+    if workload is None:
+        workload = workspace.workload(config.run, config.most_tokens)
     run = prepare(config.run, workspace=workspace, workload=workload)
     if policy_inputs.sees_the_future(run.policy):
         raise ConfigError(
@@ -206,8 +208,9 @@ def prepare_loop(
             "loop names its own: take a policy without an oracle"
         )
     samples = regime.started_samples if config.epoch_plan else None
-    data = DataSet.of(run.workload.scripts, samples=samples, least=config.least_samples)
-    check_recorded(config, run.workload.scripts)
+    scripts = run.workload.scripts
+    data = DataSet.kept(workspace, scripts, samples=samples, least=config.least_samples)
+    check_recorded(config, scripts)
     check_data(config, name, regime, data)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise UnfitError(
@@ -216,7 +219,7 @@ def prepare_loop(
             "accumulate_from=0, or loop.optimizer_steps = 1"
         )
     gpus, shared = config.trainer_gpus, config.colocated
-    layout = fitting_layout(config, gpus, run.workload.largest_tokens, _own_gpus(regime))
+    layout = fitting_layout(config, gpus, run.workload.largest_tokens, own_gpus(regime))
     speed_up(config.trainer_gpu, config.train_precision)
     file = load_training()
     update = file.weight_update.time(
@@ -238,7 +241,7 @@ def prepare_loop(
         layout=layout,
         update=update,
         prices=prices_of(config.run.prices, run.profiles.pools),
-        world=_world(config, data, file.training, layout, regime, update),
+        world=_world(config, data, file, layout, regime, update),
     )
 
 
@@ -263,43 +266,6 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
     if isinstance(pool, RatioPool) and "pool_gpus=" not in name:
         regime = replace(regime, split=Split(hybrid=pool.within(cluster.gpus, cluster.engine_gpus)))
     return regime
-
-
-def _own_gpus(regime: Regime) -> int:
-    """GPUs of a hybrid pool that belong to neither side."""
-    return 0 if regime.split.hybrid is None else regime.split.hybrid.own_gpus
-
-
-def _without_pool(config: LoopConfig, name: str, regime: Regime) -> LoopConfig:
-    """The loop whose engines have the rollout's own GPUs, without those of a hybrid pool.
-
-    Raises:
-        CapacityError: these, or those of the pool, are no whole engines.
-        UnfitError: engines and trainer have GPUs of several types.
-    """
-    hybrid, cluster = regime.split.hybrid, config.run.cluster
-    if hybrid is None:
-        return config
-    if {gpu.lower() for gpu in config.run.cluster.pools} != {config.trainer_gpu}:
-        raise UnfitError(
-            f"regime {name} moves GPUs between rollout and training, which have other types here: "
-            "give both one type"
-        )
-    own, each = hybrid.own_gpus, cluster.engine_gpus
-    left = cluster.gpus - own
-    if left < each or left % each:
-        raise CapacityError(
-            f"regime {name} has a pool of {own} of the {cluster.gpus} GPUs that do not train, "
-            f"which leaves {max(left, 0)} for engines of {each}; take more --gpus or pool_gpus=0"
-        )
-    pool = own or config.train_gpus
-    if pool < each or pool % each:
-        raise CapacityError(
-            f"regime {name} generates on {pool} more GPUs for a while, which are no whole engines "
-            f"of {each} GPUs; take other {'pool_gpus' if own else 'loop.train_gpus'}, or another "
-            "--tp"
-        )
-    return config.on(gpus=left)
 
 
 def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
@@ -338,12 +304,12 @@ def loop_core(setup: LoopSetup, controller: Controller) -> LoopController:
 def _world(
     config: LoopConfig,
     data: DataSet,
-    training: TrainingProfile,
+    file: TrainingFile,
     layout: TrainLayout,
     regime: Regime,
     update: WeightUpdateTime,
 ) -> LoopWorld:
-    cluster = config.run.cluster
+    cluster, training = config.run.cluster, file.training
     if config.colocated_speed is not None:
         training = replace(
             training, colocated_efficiency={config.train_backend: config.colocated_speed}
@@ -358,7 +324,7 @@ def _world(
             tokens,
             model=cluster.model,
             gpu=config.trainer_gpu,
-            gpus=config.trainer_gpus + (_own_gpus(regime) if pool_trains else 0),
+            gpus=config.trainer_gpus + (own_gpus(regime) if pool_trains else 0),
             backend=config.train_backend,
             layout=layout,
             optimizer_steps=config.optimizer_steps,
@@ -366,21 +332,23 @@ def _world(
             colocated=config.colocated,
             precision=config.train_precision,
         )
-        time = replace(time, train_s=time.train_s * overlap)
-        if trains_head:
-            time = replace(time, train_s=time.train_s * (1.0 + config.drafter_training))
-        return time
+        head = 1.0 + config.drafter_training if trains_head else 1.0
+        # vime times the forward passes and the optimizer's steps with the rest of its training.
+        parts = {name: overlap * seconds for name, seconds in asdict(time).items()}
+        return TrainingTime(**parts | {"train_s": head * parts["train_s"]})
 
     def accumulate_s(tokens: Sequence[int], pool_trains: bool) -> float:
         time = step_time(tokens, pool_trains)
         return time.train_s + time.logprob_s + time.gathers_s
 
     hand_over_s = update.hand_over_s / regime.update.every
+    weights = file.weight_update.time(cluster.model, "colocated", gpus=config.trainer_gpus)
+    switch = config.switch_times(weights.total_s)
     to_training_s, to_rollout_s = 0.0, 0.0
     if config.colocated:
-        to_training_s, to_rollout_s = config.sleep_s, config.wake_s
+        to_training_s, to_rollout_s = switch["sleep_s"], switch["wake_s"]
     elif regime.split.hybrid is not None:
-        to_training_s, to_rollout_s = config.return_s, config.lend_s
+        to_training_s, to_rollout_s = switch["return_s"], switch["lend_s"]
     return LoopWorld(
         script=data.script,
         train_s=lambda tokens, pool_trains: step_time(tokens, pool_trains).total_s + hand_over_s,

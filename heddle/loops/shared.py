@@ -208,11 +208,11 @@ def _together(
     wanted = (1 + ROUNDS) * max(map(len, measured)) + 1
 
     def loop(number: int, config: LoopSettings) -> Generator[simpy.Event, Any, None]:
-        request = None
+        request, switch = None, config.switch_times()
         for batch in cycle(measured[number]):
             own = engines.request()
             yield own
-            yield environment.timeout(engines.taken_by(number, config.lend_s) + batch.update_s)
+            yield environment.timeout(engines.taken_by(number, switch["lend_s"]) + batch.update_s)
             if request is not None:
                 trainer.release(request)
             yield environment.timeout(batch.rollout_s)
@@ -221,7 +221,7 @@ def _together(
             yield environment.timeout(batch.reward_s)
             request = trainer.request()
             yield request
-            yield environment.timeout(trainer.taken_by(number, config.return_s))
+            yield environment.timeout(trainer.taken_by(number, switch["return_s"]))
             yield environment.timeout(batch.training_s)
             trainer.used_s += batch.training_s
             ends_s[number].append(environment.now)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from heddle.command_config import Config
 from heddle.comparison.tuning import Variant
 from heddle.loops.result import RegimeResult, plans
 from heddle.planning.blocks import blocks
@@ -72,11 +73,13 @@ def deployment_of_loop(result: "LoopComparison") -> Deployment:
 def recommended(result: "LoopComparison", words: Sequence[str] | None) -> dict[str, Any]:
     """The best regime as JSON; `words` as of `command_of`, without which there is no command."""
     best = result.best
+    config = best.setup.config.run
+    framework = config.plan.framework if isinstance(config, Config) else None
     judged = judged_of(best)
     cost = best.setup.cost(best.step_s.mean)
     command = None if words is None else command_of(judged, words, seeds=len(best.runs))
     return {
         **plain_setting(judged, best.setup.gpus_by_class, cost),
         "command": command,
-        "export": blocks(deployment_of_loop(result)),
+        "export": blocks(deployment_of_loop(result), framework),
     }

@@ -192,5 +192,11 @@ def test_a_named_framework_without_settings_is_refused(heddle: Heddle, trace: Pa
     named = ("--set", "plan.framework=verl")
     done = heddle("compare", trace, "--gpus", 2, *drafted, *named, "--json")
     assert (done.exit_code, done.stdout) == (2, "")
+    loop = ("loop", trace, "--gpus", 8, *drafted[:2], "--seeds", 1, "--regimes", "sync")
+    for form in ((), ("--json",)):
+        done = heddle(*loop, *named, *form)
+        assert (done.exit_code, done.stdout) == (2, ""), done.output
+        assert "vLLM takes no drafts from other samples" in done.stderr
+    assert heddle(*loop, "--json").exit_code == 0
     done = heddle("compare", trace, "--gpus", 2, *drafted)
     assert "no settings of verl to paste" in done.stdout

@@ -199,6 +199,18 @@ def test_one_message_has_all_that_is_wrong_and_a_command_that_runs(
     assert [text for text in keys if text not in command] == [], said
 
 
+@pytest.mark.parametrize(("gpus", "pool"), [("8", 0), ("16", 4)])
+def test_a_pool_that_no_trainer_divides_gets_another_size(
+    heddle: Heddle, prompts: str, gpus: str, pool: int
+):
+    keys = ("--set", "loop.train_gpus=4", "--set", "loop.train_tp=4")
+    words = ("--seeds", "1", "--model", "qwen3-14b", "--gpus", gpus, *keys)
+    said = taken_as_it_stands(heddle, "loop", prompts, "--regimes", "libra:pool_gpus=2", *words)
+    assert "pool_gpus must be a multiple of 4, not 2" in said
+    assert f"--regimes libra:pool_gpus={pool}" in said
+    assert "--gpus 32" not in said
+
+
 def test_gaps_contexts_and_trainer_are_said_at_once(heddle: Heddle, tmp_path: Path):
     path = tmp_path / "long.jsonl.gz"
     whole = synth("search", trajectories=12, samples_per_group=1, seed=1)
@@ -214,6 +226,29 @@ def test_gaps_contexts_and_trainer_are_said_at_once(heddle: Heddle, tmp_path: Pa
     assert "1 of 12 trajectories do not fit into the KV cache" in said
     assert "this runs and leaves out 1 of 12 trajectories" in said
     assert re.search(r"then, with --tp \d, .*(needs|are left)", said)
+
+
+def test_what_only_the_trainer_does_not_hold_is_dropped_where_that_is_asked(
+    heddle: Heddle, tmp_path: Path
+):
+    path = str(tmp_path / "long.jsonl.gz")
+    first, *others = synth("search", trajectories=48, samples_per_group=4, seed=1)
+    grown = msgspec.structs.replace(first.steps[0], tool_s=1.0, tool_tokens=150_000)
+    write_trace(path, [msgspec.structs.replace(first, steps=(grown, first.steps[-1])), *others])
+    words = ("loop", path, *LACKING, "--model", "qwen3-14b", "--gpus", "8", "--json")
+    trainer, drop = ("--set", "loop.train_gpus=4"), ("--set", "cluster.over_capacity=drop")
+    refused = heddle(*words, *trainer)
+    assert refused.exit_code == 2
+    assert "training qwen3-14b on 4 h100 GPUs needs" in refused.output
+    kept = heddle(*words, *trainer, *drop)
+    assert kept.exit_code == 0, kept.output
+    found = json.loads(kept.stdout)
+    assert "1 of 48 trajectories left out, longer than engine or trainer holds" in found["notes"]
+    assert found["trace"]["trajectories"] == 47
+    # A trainer of six GPUs has TP 2, and holds less; all splits have the same data.
+    ways = (("--set", "loop.train_gpus=6"), ("--sweep", "loop.train_gpus=4,6"))
+    shown = [heddle(*words, *way, *drop).stdout for way in ways]
+    assert [json.loads(each)["trace"]["trajectories"] for each in shown] == [46, 46]
 
 
 def test_a_sample_that_no_gpus_can_train_is_said(heddle: Heddle, tmp_path: Path):

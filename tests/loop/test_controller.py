@@ -31,8 +31,9 @@ from tests.loop.worlds import HostileWorld, NoRollouts
 POOL = RatioPool(plan=SplitPlan(interval=2, warm_up=0, history=1))
 """One that is planned within few steps."""
 EVEN = GpuCounts(rollout=8, training=0, hybrid=8)
-LOOPS = 10_000
-PARTS = 4
+LOOPS = 100_000
+PARTS = 40
+"""Of the loops; the first is a test of every day, the others have mark soak."""
 
 
 def shape(*, groups: int = 3, samples: int = 2, colocated: bool = False) -> BatchShape:
@@ -85,7 +86,9 @@ def test_any_regime_trains_every_batch_of_complete_groups_within_its_bound(part:
     for seed in range(part, LOOPS, PARTS):
         random_ = random.Random(seed)
         regime, failures = any_regime(random_), random_.choice((0.0, 0.1, 0.3))
-        world = HostileWorld(regime, seed, batches=random_.randint(1, 5), failures=failures)
+        batches = random_.choice((*range(1, 6), *range(1, 6), 14))
+        latest = random_.choice((0.0, 0.0, 0.5))
+        world = HostileWorld(regime, seed, batches=batches, failures=failures, latest=latest)
         world.run()
         every = [t for batch in world.trained for t in batch]
         assert len(every) == len(set(every)), f"seed {seed}: trained twice"

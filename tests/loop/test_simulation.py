@@ -37,6 +37,7 @@ from heddle_sim.loop import LoopSimulation
 from heddle_sim.rollout import simulate_rollout
 from heddle_sim.services import Latency, ServiceConfig
 from heddle_sim.training import TrainLayout
+from heddle_sim.training_files import load_training
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from tests.in_turn import in_turn
@@ -589,6 +590,28 @@ def test_experts_are_spread_over_a_node_before_tp_cuts_them(trace: str):
         prepared(trace, "sync", train_ep=2)
 
 
+def test_context_parallelism_holds_longer_samples_on_fewer_ranks(trace: str):
+    def made(**keys: object) -> LoopSetup:
+        one = config(trace, "sync", train_gpus=8, train_pp=1, train_tp=1, **keys)
+        return prepare_loop(one.on(model="qwen3-0.6b"), "sync", workspace=Workspace())
+
+    whole, cut = made().world, made(train_cp=4).world
+    assert made(train_cp=4).layout.data_parallel(8) == 2
+    assert whole.train_s([100_000], False) > 3.5 * cut.train_s([100_000], False)
+    even = [1_000] * 800
+    assert whole.train_s(even, False) == pytest.approx(cut.train_s(even, False))
+    with pytest.raises(ValueError, match="CP 3 and EP any divides 8 GPUs"):
+        made(train_cp=3)
+
+
+def test_a_published_step_with_context_parallelism_can_be_written(trace: str):
+    """NeMo-RL 0.4, Qwen3-235B-A22B on 128 H100: TP 2, CP 2, EP 16, PP 8."""
+    keys = {"train_tp": 2, "train_cp": 2, "train_ep": 16, "train_pp": 8}
+    one = config(trace, "sync", train_gpus=128, **keys).on(model="qwen3-235b-a22b", tp=8, gpus=8)
+    layout = prepare_loop(one, "sync", workspace=Workspace()).layout
+    assert (layout.tp, layout.cp, layout.ep, layout.pp) == (2, 2, 16, 8)
+
+
 def test_weights_of_engines_in_fp8_take_about_half_of_the_bytes(trace: str):
     def update_s(model: str) -> float:
         one = config(trace, "sync").on(model=model)
@@ -695,6 +718,35 @@ def test_the_times_of_lending_gpus_are_keys(trace: str):
     assert moves
     shared = prepared(trace, "sync", colocated=True, lend_s=40.0).world
     assert shared.to_rollout_s == 6.53
+
+
+@pytest.mark.parametrize(
+    ("method", "colocated", "loan"),
+    [("reload", (0.31, 6.53), (8.0, 10.8)), ("sleep", (0.33, 0.39), (3.3, 9.1))],
+)
+def test_a_method_has_the_times_of_its_sources(
+    trace: str, method: str, colocated: tuple[float, float], loan: tuple[float, float]
+):
+    def times_s(name: str, **keys: object) -> tuple[float, float]:
+        world = prepared(trace, name, switch=method, **keys).world
+        return world.to_training_s, world.to_rollout_s
+
+    assert times_s("sync", colocated=True) == colocated
+    assert times_s(SMALL["libra"]) == loan
+    assert times_s("sync", colocated=True, wake_s=2.5) == (colocated[0], 2.5)
+    assert times_s(SMALL["libra"], return_s=0.0) == (0.0, loan[1])
+
+
+def test_engines_on_standby_get_the_weights_of_the_trainer(trace: str):
+    name = SMALL["verl-separate-async"]
+    setup = prepared(trace, name, switch="standby")
+    update = load_training().weight_update.time("qwen3-14b", "colocated", gpus=setup.train_gpus)
+    assert setup.config.run.cluster.model == "qwen3-14b"
+    assert setup.world.to_rollout_s == pytest.approx(0.05 + update.total_s)
+    assert setup.world.to_training_s == 0.03
+    assert prepared(trace, name, switch="standby", lend_s=7.0).world.to_rollout_s == 7.0
+    shared = prepared(trace, "sync", colocated=True, switch="standby").world
+    assert (shared.to_training_s, shared.to_rollout_s) == (0.03, 0.05)
 
 
 def test_a_batch_beside_the_current_one_is_a_staleness_bound_of_1(trace: str):
