@@ -206,7 +206,7 @@ def prime_rl_training(loop: LoopSplit | None, gpus: int, tp: int) -> list[str]:
 
 def turns_remark(loop: LoopSplit, framework: str) -> list[str]:
     """That a framework has no such regime where rollout and training share GPUs."""
-    if not loop.colocated or loop.on_policy or framework in ("slime", "vime", "vllm", "sglang"):
+    if not loop.colocated or loop.on_policy or framework not in ("verl", "skyrl", "nemo-rl"):
         return []
     return [f"# Synchronous, and so slower than {loop.regime}: a batch has only its own prompts."]
 
