@@ -64,6 +64,20 @@ class Forks:
         self._socket.close()
         self._process.wait()
 
+    def run(self, module: str, *arguments: str, output: BinaryIO) -> int:
+        """Run a module to its end, with this process's environment; return its status."""
+        command = [sys.executable, "-m", module, *arguments]
+        nothing, both = subprocess.DEVNULL, subprocess.STDOUT
+        return self.popen(
+            command,
+            stdin=nothing,
+            stdout=output,
+            stderr=both,
+            env=os.environ,
+            pass_fds=(),
+            start_new_session=True,
+        ).wait()
+
     def popen(
         self,
         command: Sequence[str],
@@ -112,9 +126,7 @@ def _adopting() -> Iterator[None]:
 
 def subprocess_with(forks: Forks) -> SimpleNamespace:
     """What stands in for the module `subprocess` where a child process is started."""
-    return SimpleNamespace(
-        Popen=forks.popen, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT
-    )
+    return SimpleNamespace(Popen=forks.popen, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
 
 
 def _next_order(orders: socket.socket) -> dict[str, Any] | None:
