@@ -7,8 +7,6 @@ with its own session, environment, output and descriptors, and is a child of thi
 `python -m tests.runtime.forks DESCRIPTOR IMPORT...` is the process that is forked.
 """
 
-import contextlib
-import ctypes
 import fcntl
 import gc
 import json
@@ -19,12 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, BinaryIO, Final
 
-_PR_SET_CHILD_SUBREAPER: Final = 36
+from campaigns.processes import adopting_orphans
+
 _LEAST_DESCRIPTOR: Final = 200
 """Above those that a process was promised by number."""
 _LARGEST: Final = 1 << 17
@@ -104,24 +103,13 @@ class Forks:
             "environment": dict(env),
             "descriptors": list(pass_fds),
         }
-        with _adopting():
+        with adopting_orphans():
             message = json.dumps(order).encode()
             socket.send_fds(self._socket, [message], [stdout.fileno(), *pass_fds])
             answer = self._socket.recv(_LARGEST)
         if not answer:
             raise OSError("the process that has imported vLLM has ended")
         return Forked(int(answer))
-
-
-@contextlib.contextmanager
-def _adopting() -> Iterator[None]:
-    """Become the parent of processes whose own one ends; others go to that of the system."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def subprocess_with(forks: Forks) -> SimpleNamespace:
