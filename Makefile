@@ -5,6 +5,9 @@ PYTHON ?= python3
 # Groups stay together: tests of real engines run one after the other.
 PYTEST_ARGS ?= -n 2 --dist loadgroup
 BIN := .venv/bin
+# Of the first install. One run of pip for several takes less than one for each.
+EXTRAS ?= dev
+COMMA := ,
 # Inside the environment, so that deleting .venv deletes it too.
 STAMP := .venv/.installed
 # Bytecode of a module is written when it is imported; most modules of large packages never are.
@@ -28,8 +31,8 @@ $(STAMP): pyproject.toml constraints.txt
 	  rm -rf .venv; \
 	  echo "$(PYTHON) cannot make a virtual environment; install its venv package." >&2; exit 1; }
 	$(BIN)/python -m pip install $(PIP_FLAGS) \
-	  --constraint constraints.txt --editable '.[dev]'
-	@touch $@
+	  --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@ $(patsubst %,.venv/.%,$(filter-out dev,$(subst $(COMMA), ,$(EXTRAS))))
 
 # Real engines on CPU, in the same environment. Not through the extra: vLLM's own list of
 # dependencies has packages that break it on CPU, and one that wants an older numpy.

@@ -8,9 +8,10 @@ import dataclasses
 import re
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -23,6 +24,7 @@ from heddle.config_error import ConfigError as ConfigError
 
 Values: TypeAlias = dict[str, Any]
 Kind = TypeVar("Kind", bound=RunConfig)
+_hints: Callable[[Any], Values] = cache(typing.get_type_hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +133,14 @@ def from_builtins(values: Mapping[str, Any], label: str) -> RunConfig:
 
 def _fields(cls: type) -> dict[str, type | None]:
     """Each key of a section, with its dataclass when it is a section itself."""
-    hints = typing.get_type_hints(cls)
-    return {
-        f.name: hints[f.name] if dataclasses.is_dataclass(hints[f.name]) else None
-        for f in dataclasses.fields(cls)
-    }
+    hints = _hints(cls)
+    names = (f.name for f in dataclasses.fields(cls))
+    return {name: hints[name] if dataclasses.is_dataclass(hints[name]) else None for name in names}
 
 
 def _tables(cls: type, key: str) -> type | None:
     """The dataclass of each table of a key that is a list of tables."""
-    each = next(iter(typing.get_args(typing.get_type_hints(cls)[key])), None)
+    each = next(iter(typing.get_args(_hints(cls)[key])), None)
     return each if isinstance(each, type) and dataclasses.is_dataclass(each) else None
 
 
@@ -269,7 +269,7 @@ def _hint(key: str) -> Any:
     """The type of a key; None if there is no such key."""
     hint: Any = Config
     for part in filter(None, key.split(".")):
-        hint = typing.get_type_hints(hint).get(part) if dataclasses.is_dataclass(hint) else None
+        hint = _hints(hint).get(part) if dataclasses.is_dataclass(hint) else None
     return hint
 
 

@@ -18,6 +18,7 @@ from heddle.reports.colours import DASHES, policy_colour, policy_dashes
 from heddle.reports.curves import at_least, completion, mean_within, thin, under_way
 from heddle.reports.labels import labels
 from heddle.runs import Run
+from heddle.runs.arrow_arrays import numbers_of
 from heddle.runs.files import write_whole
 from heddle.runs.journal_columns import of_table
 from heddle.runs.tables import Floats, dispatches, engine_facts
@@ -118,29 +119,28 @@ def _trace(runs: Sequence[Run]) -> str:
     return ", ".join(names)
 
 
-def _column(run: Run, name: str) -> Floats:
-    return np.asarray(run.trajectories.column(name), np.float64)
+def _column(table: Any, name: str) -> Floats:
+    return numbers_of(table.column(name).combine_chunks(), np.nan).astype(np.float64)
 
 
 def _completion(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
-    times, share = completion(_column(run, "arrived_s"), _column(run, "finished_s"))
+    table = run.trajectories
+    times, share = completion(_column(table, "arrived_s"), _column(table, "finished_s"))
     axes.step(times, share, where="post", **style)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_ylim(0.0, 1.02)
 
 
 def _active(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
-    times, active = under_way(_column(run, "arrived_s"), _column(run, "finished_s"))
-    times, active = thin(times - times[0], active)
-    axes.step(times, active, where="post", **style)
+    table = run.trajectories
+    times, active = under_way(_column(table, "arrived_s"), _column(table, "finished_s"))
+    axes.step(*thin(times - times[0], active), where="post", **style)
     axes.set_ylim(bottom=0.0)
 
 
 def _queueing(axes: Axes, run: Run, style: Mapping[str, Any]) -> None:
     steps = run.steps
-    delay = np.asarray(steps.column("queueing_s"), np.float64) + np.asarray(
-        steps.column("engine_queued_s"), np.float64
-    )
+    delay = _column(steps, "queueing_s") + _column(steps, "engine_queued_s")
     axes.step(*at_least(delay), where="post", **style)
     axes.set_xscale("symlog", linthresh=0.1)
     axes.set_yscale("log")
@@ -185,8 +185,8 @@ def running_by_engine(run: Run) -> tuple[Floats, float, list[str]]:
     journal = of_table(run.journal)
     d = dispatches(journal)
     trajectories = run.trajectories
-    start = float(np.asarray(trajectories.column("arrived_s")).min())
-    end_s = float(np.asarray(trajectories.column("finished_s")).max()) - start
+    start = float(_column(trajectories, "arrived_s").min())
+    end_s = float(_column(trajectories, "finished_s").max()) - start
     edges = np.linspace(0.0, max(end_s, 1e-9), TIME_BINS + 1)
     facts = engine_facts(journal)
     by_engine = np.argsort(d.engine, kind="stable")

@@ -150,7 +150,7 @@ def read_table(path: Path, needed: Sequence[str] = (), *, numbers: Sequence[str]
         RunError: it is missing or damaged.
     """
     with readable(path), opened(path) as file:
-        table = checked(path, pq.read_table(file), (*needed, *numbers))
+        table = checked(path, pq.ParquetFile(file).read(), (*needed, *numbers))
     for name in numbers:
         kind = table.schema.field(name).type
         if not pa.types.is_floating(kind) and not pa.types.is_integer(kind):

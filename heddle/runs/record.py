@@ -71,7 +71,7 @@ def record(run: Run) -> Record:
         raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
     loop = loop_record(journal)
     open_ends = bool(np.isnan(trajectories["finished_s"]).any())
-    last = float(np.asarray(table.column("time_s"))[-1])
+    last = float(table.column("time_s")[-1].as_py())
     whole = not (open_ends or loop)
     start_s = float(trajectories["arrived_s"].min())
     return Record(

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -28,7 +27,7 @@ from heddle_trace.files import write_trace
 from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
 from tests.app.journals import Heddle
-from tests.runtime.vllm_bench import no_vllm
+from tests.runtime.vllm_bench import VLLM_GROUP, forks_of_vllm, no_vllm
 
 KINDS = ("verl.yaml", "vllm.sh", "gateway.toml")
 MIXED = (4, 2, 1, 1)
@@ -178,26 +177,13 @@ def test_engines_of_several_nodes_are_started_on_each(coding: Path, tmp_path: Pa
     assert "NODE is one of h100-0, h100-1, h100-2" in refused.stderr
 
 
+@pytest.mark.xdist_group(VLLM_GROUP)
 @pytest.mark.skipif(bool(no_vllm()), reason=no_vllm() or "vLLM is installed")
 def test_vllm_knows_every_option_of_the_script(coding: Path, tmp_path: Path):
     exported(coding, tmp_path, "--gpus", 8)
     words = next(words for devices, words in served(tmp_path / "vllm.sh") if len(devices) > 1)
-    program = f"""
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-found = make_arg_parser(FlexibleArgumentParser()).parse_args({words[:-1]!r})
-names = ("tensor_parallel_size", "max_num_seqs", "scheduling_policy", "enable_prefix_caching",
-         "enable_scale_out", "enable_prompt_tokens_details", "max_num_batched_tokens", "port",
-         "served_model_name")
-print(json.dumps({{name: getattr(found, name) for name in names}}))
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
     options = options_of(words)
-    assert json.loads(done.stdout.splitlines()[-1]) == {
+    expected = {
         "tensor_parallel_size": int(options["--tensor-parallel-size"]),
         "max_num_seqs": 100,
         "scheduling_policy": "priority",
@@ -208,6 +194,13 @@ print(json.dumps({{name: getattr(found, name) for name in names}}))
         "port": int(options["--port"]),
         "served_model_name": ["qwen3-14b"],
     }
+    log = tmp_path / "options.json"
+    with log.open("wb") as output:
+        status = forks_of_vllm().run(
+            "tests.app.vllm_options", ",".join(expected), *words[:-1], output=output
+        )
+    assert status == 0, log.read_text()
+    assert json.loads(log.read_text().splitlines()[-1]) == expected
 
 
 def test_verl_gets_the_one_tp_degree_that_ends_first(coding: Path, tmp_path: Path):

@@ -1,5 +1,7 @@
 """The recurrent network: learned by torch, answered by numpy, the same numbers from both."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 
@@ -12,15 +14,18 @@ from heddle_predict.play import Pace
 from heddle_predict.quantiles import LEVELS
 from tests.predict.made import fitted, synthetic
 
-torch = pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[train]")
-
-from experiments.predictor import sequence  # noqa: E402 -- only where torch is
-
 pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
-def learned():
+def sequence():
+    """The module that trains: torch takes seconds to import, also where none of these tests run."""
+    pytest.importorskip("torch", reason="the network is trained by torch: heddle-rl[train]")
+    return import_module("experiments.predictor.sequence")
+
+
+@pytest.fixture(scope="module")
+def learned(sequence):
     seen, held = split(synthetic("coding", 320), share=0.3, seed=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sequence, "EPOCHS", 6)
@@ -41,7 +46,8 @@ def test_it_learns_from_siblings_and_steps(learned):
     assert 0.3 < found.error < 2.0
 
 
-def test_numpy_answers_as_torch_does():
+def test_numpy_answers_as_torch_does(sequence):
+    torch = sequence.torch
     columns, size = 7, sequence.STATE
     rng = np.random.default_rng(2)
     trainer = sequence._Trainer(3, rng.normal(size=columns), np.full(columns, 2.0))
@@ -62,7 +68,7 @@ def test_numpy_answers_as_torch_does():
     assert np.allclose(network.quantiles(states, rows[:, -1]), out.cumsum(axis=1), atol=1e-5)
 
 
-def test_the_same_fit_gives_the_same_network(monkeypatch):
+def test_the_same_fit_gives_the_same_network(sequence, monkeypatch):
     monkeypatch.setattr(sequence, "EPOCHS", 1)
     vocabulary, asked, augmented = prepared([synthetic()], 2)
     first, second = (sequence.fit_sequence(asked, augmented, vocabulary, 2) for _ in range(2))
@@ -91,7 +97,7 @@ def test_trees_and_network_look_at_the_same_rows(learned):
     assert learned[0].model.vocabulary.names()[:37] == fitted().vocabulary.names()[:37]
 
 
-def test_shifts_give_each_quantile_its_share_and_keep_them_in_order():
+def test_shifts_give_each_quantile_its_share_and_keep_them_in_order(sequence):
     rng = np.random.default_rng(1)
     truths = rng.normal(2.0, 1.0, 4000)
     found = np.tile(np.linspace(-0.3, 0.3, len(LEVELS)), (4000, 1))

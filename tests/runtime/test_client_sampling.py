@@ -22,7 +22,8 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("vllm")
-    with vllm_bench(folder, progress_s=0.01, tokenizer=True, kv_transfer="none") as bench:
+    changes = {"progress_s": 0.01, "tokenizer": True, "kv_transfer": "none"}
+    with vllm_bench(folder, forked=False, **changes) as bench:
         yield bench
 
 

@@ -1,20 +1,30 @@
 """Real engines for tests: a tiny model, engines of float32 on CPU, and a look at what is left."""
 
 import asyncio
+import atexit
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from heddle_runtime.process import child
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.engine import VllmEngine
 from heddle_runtime.vllm.launcher import VllmLauncher
-from heddle_runtime.vllm.settings import SUPPORTED, VllmSettings, has_nixl, installed_vllm
+from heddle_runtime.vllm.settings import (
+    SUPPORTED,
+    VllmSettings,
+    environment,
+    has_nixl,
+    installed_vllm,
+)
 from tests.rollout.contract import Bench, Recorder
+from tests.runtime.forks import Forks, subprocess_with
 
 VLLM_GROUP = "vllm"
 """Tests of real engines run in one process after the other: at most two engines at once."""
@@ -37,9 +47,30 @@ needs_vllm = [
 needs_nixl = pytest.mark.skipif(not has_nixl(), reason="nixl is not installed; make vllm-cpu")
 
 
+IMPORTED = (
+    "vllm.engine.arg_utils",
+    "vllm.platforms",
+    "vllm.v1.engine.llm_engine",
+    # What an engine of these tests imports further.
+    "vllm.v1.worker.cpu_worker",
+)
+
+
+@cache
+def forks_of_vllm() -> Forks:
+    """What engines of all modules are forked from; it ends with the tests."""
+    plain = environment(VllmSettings(model_dir=""), "cpu", kv_port=0, devices=(), temporary="/tmp")
+    made = Forks(IMPORTED, plain)
+    atexit.register(made.close)
+    return made
+
+
 @contextmanager
-def vllm_bench(folder: Path, **changes: Any) -> Iterator[Bench]:
-    """Real engines; afterwards none of their processes may be left."""
+def vllm_bench(folder: Path, *, forked: bool = True, **changes: Any) -> Iterator[Bench]:
+    """Real engines; afterwards none of their processes may be left.
+
+    Not `forked`: each imports vLLM itself, as engines of users do.
+    """
     model = make_tiny_model(folder / "model", seed=1)
     settings = VllmSettings(
         **(
@@ -59,6 +90,9 @@ def vllm_bench(folder: Path, **changes: Any) -> Iterator[Bench]:
         return VllmLauncher(settings, log_dir=folder / "logs"), Recorder()
 
     made, recorder = loop.run_until_complete(launcher())
+    patch = pytest.MonkeyPatch()
+    if forked:
+        patch.setattr(child, "subprocess", subprocess_with(forks_of_vllm()))
     try:
         yield Bench(
             loop=loop,
@@ -72,6 +106,7 @@ def vllm_bench(folder: Path, **changes: Any) -> Iterator[Bench]:
     finally:
         loop.run_until_complete(made.close())
         loop.close()
+        patch.undo()
 
 
 def murder(engine: VllmEngine) -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from heddle_core.ids import GroupId
 from heddle_runtime.tiny_model import make_tiny_model
 from tests.patience import PATIENCE_S
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
-
-pytestmark = pytest.mark.soak
+# Not imported: that takes seconds in every process of the tests, and only the trainer's needs them.
+LACKING = [name for name in ("torch", "transformers", "safetensors") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)}"),
+]
 
 SAMPLES, TOKENS = 96, 60
 UNIFORM = -3.4657359

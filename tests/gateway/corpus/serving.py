@@ -24,6 +24,7 @@ from tests.runtime.vllm_bench import no_vllm
 START_LIMIT_S: Final = 600.0
 _KILL_GROUP: Final = 'read -r line; kill -s KILL -- "-$1"'
 """Of a shell: waits until whoever holds the other end of its input is gone."""
+_FORKING: Final = "tests.gateway.corpus.forking_vllm"
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -54,7 +55,7 @@ class Engine:
             port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / f"vllm-{port}.log"
-        command = [sys.executable, "-m", "heddle_runtime.vllm.command", PARENT, str(os.getpid())]
+        command = [sys.executable, "-m", _FORKING, PARENT, str(os.getpid())]
         command += ["serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
         command += ["--served-model-name", MODEL, "--generation-config", "vllm"]
         command += ["--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "16"]
