@@ -31,8 +31,8 @@ class KvBudget(OneByOne):
     """prime-rl's adaptive concurrency, without cancellations.
 
     At most a limit of trajectories are under way, in tools too; the first steps of others wait. It
-    begins at all KV over the longest context. Each end grows it while it binds, reports are fresh, no
-    step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
+    begins at all KV over the longest context. Each end grows it while it binds, reports are fresh,
+    no step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
     drains. Preemptions, or waiting steps above `QUEUE_RATIO` of those running, cut it: not again
     before the excess has drained, and harder soon after. A new trajectory goes to the engine with
     the fewest, and stays.
