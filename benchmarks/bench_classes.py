@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.harness.planned import plan
-from heddle.cluster.gpu_pools import PoolConfig, read_pool
+from experiments.harness.pools import read_pool
 from heddle.comparison.compare import compare
 from heddle.comparison.tuning import with_policy
 from heddle.config import ClusterConfig, RunConfig
@@ -48,7 +48,7 @@ def clusters(given: argparse.Namespace) -> tuple[ClusterConfig, dict[str, Cluste
     for text in given.price:
         gpu, _, dollars = text.partition("=")
         prices[gpu] = float(dollars)
-    pools = [PoolConfig(**read_pool(text)) for text in given.pool or SMALL]
+    pools = [read_pool(text) for text in given.pool or SMALL]
     mixed = ClusterConfig(model=given.model, pool=tuple(pools), tp=given.tp)
     cost = sum(prices[pool.gpu] * pool.gpus for pool in pools)
     alone = {}

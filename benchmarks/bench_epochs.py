@@ -1,19 +1,22 @@
 """What packing the prompts of an epoch by their earlier lengths gains, by policy.
 
 Each trace has 100 prompts for 8 GPUs, and more for more; eight samples of each are trained, in
-batches of a quarter of them for two epochs under `sync`, and eight others are the history. Every
-policy has its best TP degree of those given, found by rollout seconds of a step, for either order
-of prompts. Prints a line of JSON for each workload and seed, and the summary:
+batches of a quarter of them for three epochs under `sync`, and eight others are the history. The
+last two epochs are measured: an order of prompts is compared on all of them. Every policy has its
+best TP degree of those given, found by rollout seconds of a step, for either order of prompts.
+Prints a line of JSON for each workload and seed, and the summary:
 `python -m benchmarks.bench_epochs`.
 
-With `--drift 2` outputs grow while the model learns: in the second epoch, of other samples, those
-of each prompt are 1 to 3 times as long as in the history, in the first by the root of that.
+With `--drift 2` outputs grow while the model learns: each epoch has other samples, and those of a
+prompt are in the third 1 to 3 times as long as in the history, in the first by the third root of
+that, in the second by its square.
 
 `limits` are of the batches that history makes, each alone: the best baseline over all trajectories
 at one pace with free re-shaping of engines, which needs no lengths, and over a clairvoyant fluid
 schedule (`heddle.runs.ideal`).
 
-With `--results FILE` cells are added to that file, and those that it has are not run again.
+With `--results FILE` cells are added to that file, and those that it has are not run again;
+`benchmarks/epochs.jsonl` has those of `docs/results.md`.
 """
 
 import argparse
@@ -41,6 +44,12 @@ from heddle_trace.table import Records
 
 MINE = "heddle"
 RULES = ("random", "sorted", "tail:.25")
+EPOCHS = 3
+"""Of a loop; the first is its warm-up."""
+BATCHES = 4
+"""Of an epoch."""
+SAMPLES = 8
+"""Of a prompt in an epoch."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,11 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "model": given.model,
                 "gpus": given.gpus,
                 "drift": given.drift,
+                "tps": given.tps,
+                "baselines": given.baselines,
             }
             cell = next((row for row in known if case.items() <= row.items()), None)
             if cell is None:
                 paths = _traces(case, Path(folder))
-                cell = {**case, **_cell(paths, given.tps, case, given.baselines)}
+                cell = {**case, **_cell(paths, case)}
                 if given.results:
                     with given.results.open("a") as stream:
                         stream.write(json.dumps(cell) + "\n")
@@ -90,25 +101,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _traces(case: Mapping[str, Any], folder: Path) -> Sequence[Path]:
-    """Of one epoch, or two if lengths drift; and of the history."""
+    """Of an epoch that repeats, or of each if lengths drift; and of the history."""
     drift, seed = case["drift"], case["seed"]
-    epochs = 1 if drift == 1.0 else 2
+    epochs = 1 if drift == 1.0 else EPOCHS
+    own = SAMPLES * epochs
     count = 100 * case["gpus"] * (epochs + 1)
-    records = Records.of(synth(case["workload"], count, seed, 8 * (epochs + 1)))
+    records = Records.of(synth(case["workload"], count, seed, own + SAMPLES))
     members = list(records.trajectory("group_id").occurring().values())
     paths = [folder / f"{name}.jsonl.gz" for name in ("now", "earlier")]
-    for path, part in zip(paths, (slice(8 * epochs), slice(8 * epochs, None)), strict=True):
-        write_trace(path, records.take(np.concatenate([own[part] for own in members])))
-    if epochs == 2:
+    for path, part in zip(paths, (slice(own), slice(own, None)), strict=True):
+        write_trace(path, records.take(np.concatenate([group[part] for group in members])))
+    if epochs > 1:
         grows = np.random.default_rng(seed).uniform(1.0, 2.0 * drift - 1.0, len(members))
         rows = read_trace(paths[0]).records
-        write_trace(
-            paths[0],
-            [
-                _longer(row, float(grows[place // 16]) ** (0.5 if place % 16 < 8 else 1.0))
-                for place, row in enumerate(rows)
-            ],
-        )
+        grown = [
+            _longer(row, float(grows[place // own] ** ((1 + place % own // SAMPLES) / epochs)))
+            for place, row in enumerate(rows)
+        ]
+        write_trace(paths[0], grown)
     return paths
 
 
@@ -120,9 +130,8 @@ def _longer(record: TrajectoryRecord, factor: float) -> TrajectoryRecord:
     return replace(record, steps=tuple(steps))
 
 
-def _cell(
-    paths: Sequence[Path], tps: Sequence[int], case: Mapping[str, Any], baselines: Sequence[str]
-) -> Mapping[str, Any]:
+def _cell(paths: Sequence[Path], case: Mapping[str, Any]) -> Mapping[str, Any]:
+    baselines, tps = case["baselines"], case["tps"]
     rollout_s = {
         f"{policy}, {rule}": min(_rollout_s(paths, policy, rule, tp, case) for tp in tps)
         for policy, rule in product((*baselines, MINE), RULES)
@@ -130,7 +139,7 @@ def _cell(
     best = {rule: min(rollout_s[f"{policy}, {rule}"] for policy in baselines) for rule in RULES}
     mine = min(rollout_s[f"{MINE}, {rule}"] for rule in RULES[1:])
     return {
-        "limits": _limits(paths, tps, case, baselines),
+        "limits": _limits(paths, case),
         "rollout_s": rollout_s,
         # A baseline in random order, and the best baseline with the same packing.
         "over_practice": best["random"] / mine,
@@ -138,22 +147,23 @@ def _cell(
     }
 
 
-def _limits(
-    paths: Sequence[Path], tps: Sequence[int], case: Mapping[str, Any], baselines: Sequence[str]
-) -> Mapping[str, float]:
+def _limits(paths: Sequence[Path], case: Mapping[str, Any]) -> Mapping[str, float]:
     earlier, now = defaultdict(list), defaultdict(list)
     for row in read_trace(paths[1]).records:
         earlier[row.group_id].append(sum(step.output_tokens or 0 for step in row.steps))
     for row in read_trace(paths[0]).records:
         now[row.group_id].append(row)
     longest = sorted(now, key=lambda name: -fmean(earlier[name]))
-    size = -(-len(longest) // 4)
+    size = -(-len(longest) // BATCHES)
     seconds = dict.fromkeys(("baseline", "equal_progress", "fluid"), 0.0)
     for first in range(0, len(longest), size):
         batch = paths[0].with_name("batch.jsonl.gz")
-        write_trace(batch, [row for name in longest[first : first + size] for row in now[name][:8]])
+        write_trace(
+            batch, [row for name in longest[first : first + size] for row in now[name][:SAMPLES]]
+        )
         setups = [
-            prepare(_run(batch, paths[1], policy, tp, case)) for policy in baselines for tp in tps
+            prepare(_run(batch, paths[1], policy, tp, case))
+            for policy, tp in product(case["baselines"], case["tps"])
         ]
         seconds["baseline"] += min(simulated(setup)[0] for setup in setups)
         ideal = setups[0].ideal(setups[0].bound())
@@ -180,8 +190,8 @@ def _rollout_s(
         regimes=("sync",),
         train_gpus=4 * gpus,
         groups=25 * gpus // 8,
-        samples=8,
-        batches=9,
+        samples=SAMPLES,
+        batches=BATCHES * EPOCHS,
         repeat=True,
         epoch_plan=rule,
     )

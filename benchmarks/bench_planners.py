@@ -98,13 +98,7 @@ def bench_placement(work: Work, cuts: IntArray, gpus: int, repeats: int) -> None
     for tp in (1, 4):
         engines = [costs[EngineShape("h100", tp)]] * (gpus // tp)
         head(f"placement, {len(engines)} engines of TP {tp}, {len(cuts) - 1} units, published cost")
-        if len(cuts) * len(engines) < 3e6:
-            row(
-                "presorted DP, every k",
-                partial(presorted_dp, engines, cuts, method="scan"),
-                repeats,
-            )
-        row("presorted DP, crossing", partial(presorted_dp, engines, cuts), repeats)
+        row("presorted DP", partial(presorted_dp, engines, cuts), repeats)
         row(
             "search and fill, nothing aggregated",
             partial(search_partition, engines, len(work)),

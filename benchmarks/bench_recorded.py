@@ -3,7 +3,8 @@
 Each trace is divided by prompts in two: one half is the history, the other is judged. Every policy
 runs at every TP degree; a baseline's setting is chosen on the judged half itself, which is
 hindsight, and on the history half. Prints a line of JSON for each cell, and the summary, with 95 %
-intervals over seeds: `python -m benchmarks.bench_recorded`.
+intervals over seeds: `python -m benchmarks.bench_recorded`. With `--speculation METHOD:best` every
+policy also has the best number of drafts for it.
 """
 
 import argparse
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_plan_search import FILLED, SHARED, best_fixed, makespan_s
-from heddle.cluster.config import ClusterConfig
+from heddle.cluster.config import NO_SPECULATION, ClusterConfig
 from heddle.comparison.estimates import estimate
-from heddle.comparison.tuning import tuning
+from heddle.comparison.tuning import speculations, tuning
 from heddle.config import RunConfig
 from heddle.setup import Workspace
 from heddle_trace import read_trace, write_trace
@@ -47,13 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=5, help="orders of the prompts")
     parser.add_argument("--policies", nargs="*", default=["heddle"])
     parser.add_argument("--baselines", nargs="*", default=BASELINES)
+    parser.add_argument("--speculation", help="METHOD:best[:ACCEPTANCE], as of heddle compare")
     given = parser.parse_args(arguments)
     cells = []
     with tempfile.TemporaryDirectory() as folder:
         for name, seed in product(given.traces, range(given.seeds)):
             halves = _halves(name, seed, Path(folder))
             for slots in given.slots:
-                found = _cell(halves, slots, given.policies, given.baselines)
+                found = _cell(halves, slots, given)
                 cells.append({"trace": name, "seed": seed, **found})
                 print(json.dumps(cells[-1]), flush=True)
     for policy, history in product(given.policies, ("history", "none")):
@@ -100,7 +102,8 @@ def _place(cell: Mapping[str, Any]) -> str:
 
 def _bar(cells: Sequence[Mapping[str, Any]], policy: str, history: str) -> dict[str, Any]:
     found = {}
-    for baseline in {name.partition("@")[0]: None for name in cells[0]["settings"]}:
+    baselines = list(dict.fromkeys(name.partition("@")[0] for name in cells[0]["settings"]))
+    for baseline in baselines if len(baselines) > 1 else ():
         gains: dict[str, list[float]] = {}
         for cell in cells:
             others = [r for n, r in cell["settings"].items() if n.partition("@")[0] != baseline]
@@ -125,11 +128,9 @@ def _halves(name: str, seed: int, folder: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def _cell(
-    halves: tuple[Path, Path], slots: int, policies: Sequence[str], baselines: Sequence[str]
-) -> dict[str, Any]:
-    earlier, judged = (_Half(path, slots) for path in halves)
-    settings = list(product(baselines, judged.tps))
+def _cell(halves: tuple[Path, Path], slots: int, given: argparse.Namespace) -> dict[str, Any]:
+    earlier, judged = (_Half(path, slots, given.speculation) for path in halves)
+    settings = list(product(given.baselines, judged.tps))
     times = {each: judged.makespan_s(*each) for each in settings}
     known = {each: earlier.makespan_s(*each) for each in settings if each[1] in earlier.tps}
     best = min(times, key=lambda each: times[each])
@@ -142,16 +143,17 @@ def _cell(
         # Of the baseline whose setting is best on the history.
         "tuned": times[best] / times[tuned],
         "history": {
-            each: times[best] / judged.makespan_s(each, history=str(halves[0])) for each in policies
+            each: times[best] / judged.makespan_s(each, history=str(halves[0]))
+            for each in given.policies
         },
-        "none": {each: times[best] / judged.makespan_s(each) for each in policies},
+        "none": {each: times[best] / judged.makespan_s(each) for each in given.policies},
     }
 
 
 class _Half:
     """Simulations of one half."""
 
-    def __init__(self, path: Path, slots: int) -> None:
+    def __init__(self, path: Path, slots: int, speculation: str | None = None) -> None:
         cluster = ClusterConfig(
             model="qwen3-14b", gpu="h100", gpus=8, over_capacity="drop", max_running=slots
         )
@@ -159,13 +161,18 @@ class _Half:
         self._shared = Workspace()
         found = tuning(config, tps="best", workspace=self._shared)
         self._config = replace(config, cluster=found.base)
+        self._drafts = speculations(found.base, speculation) if speculation else (NO_SPECULATION,)
         self.tps = [each.tp for each in found.settings]
         self.trajectories = self._shared.workload(self._config).trajectories
 
     def makespan_s(self, policy: str, tp: int | None = None, history: str = "none") -> float:
+        """With the number of drafts that is best for it, if there are any."""
         config = replace(self._config, history=history)
         cluster = config.cluster if tp is None else replace(config.cluster, tp=tp)
-        return makespan_s(config, policy, cluster, self._shared)
+        return min(
+            makespan_s(config, policy, replace(cluster, speculation=drafts), self._shared)
+            for drafts in self._drafts
+        )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class RuntimeConfig:
     load_format: Literal["auto", "dummy"] = "auto"
     """`dummy`: random weights of the model's shapes, for timing."""
     max_context: Annotated[int | None, Bounds(1, 1 << 30)] = None
-    """Longest prompt and output together. None: the limit of the model."""
+    """Longest prompt and output together; of `prime-rl`'s first limit. None: that of the model."""
     max_batched_tokens: Annotated[int, Bounds(1, 1 << 30)] = 2048
     """Tokens that one iteration of an engine may process."""
     kv_mib: Annotated[int | None, Bounds(1, 1 << 30)] = None

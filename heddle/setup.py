@@ -360,6 +360,7 @@ def _context(
         other_shapes=tuple(own[1:]),
         shape_choices=tuple(s.as_role(role) for s in choices),
         max_running=config.cluster.max_running,
+        max_context=config.runtime.max_context,
         mix=tuple(s.as_role(role) for s in mix),
         cost=replace(cost, by_shape=by_shape),
         history=history.history,

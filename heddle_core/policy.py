@@ -29,6 +29,8 @@ class PolicyContext:
     """Shapes that a planner may mix; the model fits on each."""
     max_running: int
     """Slots of each engine: steps in its batch at once."""
+    max_context: int | None = None
+    """Tokens of the longest context that engines allow; None: not known."""
     mix: tuple[EngineShape, ...] = ()
     """Engines of policies that do not plan, where they do not all have `shape`."""
     other_shapes: tuple[EngineShape, ...] = ()

@@ -90,7 +90,7 @@ def sticky_least_loaded(context: PolicyContext) -> Policy:
 
 def prime_rl(context: PolicyContext) -> Policy:
     """prime-rl of September 2026: trajectories at once by KV in use, waiting steps, preemptions."""
-    return _baseline(context, KvBudget())
+    return _baseline(context, KvBudget(context))
 
 
 def fireworks_aimd(context: PolicyContext) -> Policy:

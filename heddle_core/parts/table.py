@@ -213,7 +213,7 @@ PARTS: Final = Parts(
             "ThunderAgent: trajectories pause where their KV would not fit, and wait in a backlog",
         ),
         "kv_budget": Part(
-            lambda _: KvBudget(),
+            KvBudget,
             "prime-rl's: trajectories at once by KV in use, waiting steps and preemptions",
         ),
         "request_window": Part(

@@ -88,6 +88,16 @@ def test_a_workspace_distinguishes_what_configurations_distinguish(config: RunCo
     assert prepare(replace(config, cluster=cluster), workspace=shared).context.pools == {"h100": 4}
 
 
+def test_a_policy_knows_the_longest_context_of_engines(config: RunConfig):
+    assert prepare(config).context.max_context is None
+    runtime = replace(config.runtime, max_context=4_096)
+    limited = with_policy(replace(config, runtime=runtime), "prime-rl")
+    few = replace(limited, runtime=replace(runtime, max_context=1 << 30))
+    # All KV over the longest context start: of these, one after the other.
+    ends_s = [simulate(prepare(each)).summary["makespan_s"] for each in (limited, few)]
+    assert ends_s[0] < ends_s[1]
+
+
 def test_a_run_prepared_before_is_the_run_of_its_configuration(config: RunConfig, tmp_path: Path):
     config_heddle = with_policy(config, "heddle")
     prepared = simulate(prepare(config_heddle), out=tmp_path / "runs")

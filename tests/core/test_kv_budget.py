@@ -1,13 +1,14 @@
 """prime-rl's adaptive concurrency, rule by rule; figures of prime-rl's source."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.kv_budget import KvBudget
-from tests.core.policy_fakes import FakeEngine, FakeTrajectory, FakeView
+from tests.core.policy_fakes import FakeEngine, FakeTrajectory, FakeView, policy_context
 
 KV = 100_000
 
@@ -15,8 +16,9 @@ KV = 100_000
 class Pool:
     """Trajectories that start as the part allows, on one engine; `least` start at first."""
 
-    def __init__(self, least: int = 100, max_model_len: int | None = None) -> None:
-        self.part = KvBudget(max_model_len=max_model_len or KV // least)
+    def __init__(self, least: int = 100, max_context: int | None = None) -> None:
+        longest = max_context or KV // least
+        self.part = KvBudget(replace(policy_context(), max_context=longest))
         self.engine = FakeEngine(id=EngineId("e0"), kv_capacity_tokens=KV)
         self.view = FakeView(known=[self.engine])
         self.names: Iterator[int] = count()
@@ -63,9 +65,16 @@ class Pool:
 
 def test_the_first_limit_is_all_kv_over_the_longest_context() -> None:
     assert Pool(8).fill() == 8
-    assert Pool(max_model_len=2 * KV).fill() == 1
+    assert Pool(max_context=2 * KV).fill() == 1
     assert Pool(5_000).fill() == 1_024
-    assert KvBudget()._max_model_len == 32_768
+
+
+def test_a_longest_context_that_is_not_known_is_32768_tokens() -> None:
+    engine = FakeEngine(id=EngineId("e0"), kv_capacity_tokens=3 * 32_768)
+    part, view = KvBudget(policy_context()), FakeView(known=[engine])
+    names = [TrajectoryId(f"t{n}") for n in range(4)]
+    placed = [part.place(FakeTrajectory(id=name), view) for name in names]
+    assert placed == ["e0", "e0", "e0", None]
 
 
 def test_one_that_ends_makes_room_for_the_first_that_waits() -> None:

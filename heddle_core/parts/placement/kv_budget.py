@@ -7,10 +7,10 @@ from mypy_extensions import mypyc_attr
 
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.parts.placement.load_and_pin import OneByOne, StickyLeastSessions
-from heddle_core.policy import TrajectoryView, View
+from heddle_core.policy import PolicyContext, TrajectoryView, View
 
 MAX_MODEL_LEN: Final = 32_768
-"""Tokens of context that an engine lets a trajectory have, where nobody says it."""
+"""Tokens of the longest context, where it is not known."""
 MOST: Final = 1024.0
 GROWTH: Final = 1.2
 """Of the limit while as many end as are under way, with no KV in use."""
@@ -31,8 +31,8 @@ class KvBudget(OneByOne):
     """prime-rl's adaptive concurrency, without cancellations.
 
     At most a limit of trajectories are under way, in tools too; the first steps of others wait. It
-    begins at all KV over `max_model_len`. Each end grows it while it binds, reports are fresh, no
-    step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
+    begins at all KV over the longest context. Each end grows it while it binds, reports are fresh,
+    no step waits and no engine preempts. Reviews lower it to a share of those under way; the excess
     drains. Preemptions, or waiting steps above `QUEUE_RATIO` of those running, cut it: not again
     before the excess has drained, and harder soon after. A new trajectory goes to the engine with
     the fewest, and stays.
@@ -43,8 +43,8 @@ class KvBudget(OneByOne):
 
     review_s: float = 5.0
 
-    def __init__(self, *, max_model_len: int = MAX_MODEL_LEN) -> None:
-        self._max_model_len = max_model_len
+    def __init__(self, context: PolicyContext) -> None:
+        self._max_model_len = context.max_context or MAX_MODEL_LEN
         self._limit = 0.0
         self._growth = 1.0
         self._under_way: dict[TrajectoryId, None] = {}
