@@ -105,11 +105,10 @@ def plan(
 
     Args:
         trace: A path, or a `RunConfig`.
-        policies: Names or patterns to search among; None: all shipped ones.
+        policies: To search among; None: all shipped ones.
         gpus: Numbers of GPUs; of several, each is searched.
         gpu: Types of GPUs, likewise.
-        regimes: Of an RL loop, as of `loop`, or ``best``; its trainer has `loop.train_gpus` or what
-            is best. Without, a rollout is planned.
+        regimes: Of an RL loop, as of `loop`, or ``best``; without, a rollout is planned.
         deadline_s: What a rollout may take.
         dollars: What it may cost.
         budget_s: Seconds of the search.
@@ -123,8 +122,8 @@ def plan(
         ValueError: any other of the packages' errors for bad input.
     """
     speculation, keys = _speculation(keys)
+    from heddle.loops.splits import loop_choices
     from heddle.search.clusters import search_clusters
-    from heddle.search.loops import loop_choices
 
     for name, limit in (("deadline_s", deadline_s), ("dollars", dollars)):
         number = limit is None or isinstance(limit, int | float)

@@ -164,7 +164,7 @@ def _searched(
 
     loop = {}
     if regimes is not None:
-        from heddle.search.loops import loop_choices
+        from heddle.loops.splits import loop_choices
 
         loop = loop_choices(config, regimes, swept.get("loop.train_gpus"), swept.get("cluster.tp"))
     for gpu in swept.get("cluster.gpu", ()):

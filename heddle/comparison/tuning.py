@@ -372,3 +372,18 @@ def _listed(values: Choice, what: str) -> tuple[int, ...]:
             "TP degrees side by side are cluster.mix"
         )
     return listed
+
+
+def drafted(candidate: Variant, speculation: Sequence[str]) -> Variant:
+    """The candidate with the first setting of these; as it is without any."""
+    for setting in speculation[:1]:
+        cluster = replace(candidate.cluster, speculation=setting)
+        candidate = replace(candidate, cluster=cluster, speculation_tried=True)
+    return candidate
+
+
+def with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
+    """The same for a configuration."""
+    for setting in speculation[:1]:
+        config = replace(config, cluster=replace(config.cluster, speculation=setting))
+    return config

@@ -308,12 +308,10 @@ class LoopComparison(Tabled):
         same = [row.setup.label for row in others if row.value(self.objective) < SAME * least]
         others = others[len(same) :]
         setup, cluster = best.setup, best.setup.config.run.cluster
-        gpus = (
-            f"{cluster.gpus} GPUs of rollout at TP {cluster.tps} and {setup.train_gpus} of training"
-        )
-        if setup.config.colocated:
-            gpus = f"{cluster.gpus} GPUs, rollout at TP {cluster.tps} and training in turn"
-        text = f"Train with {setup.label}, {gpus}: {best.step_s.mean:,.1f} s a step"
+        of = f"of rollout at TP {cluster.tps} and {setup.train_gpus} of training"
+        of = f"in turn, rollout at TP {cluster.tps}" if setup.config.colocated else of
+        time_s = f"{best.step_s.mean:,.1f} s a step"
+        text = f"Train with {setup.label}, {cluster.gpus} GPUs {of}: {time_s}"
         if best.step_s.ci95 is not None:
             text += " ({:,.1f} to {:,.1f})".format(*best.step_s.ends)
         if same:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from heddle.cluster.profiles import load_profiles, memory_profile
+from heddle.command_config import Config
 from heddle.comparison.tuning import (
     Choice,
     Variant,
@@ -14,11 +15,16 @@ from heddle.comparison.tuning import (
     with_policy,
     with_tps,
 )
+from heddle.config import RunConfig
 from heddle.config_files import ConfigError
 from heddle.loops.config import LoopConfig
+from heddle.loops.own_regimes import regime_names
+from heddle_core.loop.presets import REGIMES
 
 SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
 """Of all GPUs, that the trainer is tried with."""
+USUAL: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
+"""Tried where none is named: the simplest first."""
 
 
 class SplitError(ConfigError):
@@ -170,3 +176,23 @@ def on_loop(candidate: Variant, config: LoopConfig) -> LoopConfig:
         epoch_plan=candidate.epoch_plan,
         seeds=1,
     )
+
+
+def loop_choices(
+    config: RunConfig, regimes: str | Sequence[str], train_gpus: Choice = None, tps: Choice = None
+) -> dict[str, Any]:
+    """Regimes and splits, as arguments of `heddle.search.clusters.search_clusters`.
+
+    `regimes` ``best``: `USUAL`, where GPUs are shared those that can. What is None is the
+    configuration's number of GPUs, or best.
+    """
+    given = config.loop.train_gpus
+    if regimes == "best":
+        presets = {name: REGIMES[name.partition(":")[0]] for name in USUAL}
+        shared = config.loop.colocated
+        regimes = [name for name, made in presets.items() if made.can_share_gpus or not shared]
+    else:
+        regimes = regime_names(regimes, config.regimes if isinstance(config, Config) else {})
+    own: Choice = "best" if given is None else (given,)
+    splits = {"train_gpus": train_gpus or own, "tps": tps or "best"}
+    return {"regimes": regimes, "splits": splits}

@@ -204,7 +204,7 @@ def prime_rl_training(loop: LoopSplit | None, gpus: int, tp: int) -> list[str]:
     return [*found, "# SLURM starts several nodes: add [slurm]."] if several else found
 
 
-def turns_remark(loop: LoopSplit, framework: str) -> list[str]:
+def synchronous_remark(loop: LoopSplit, framework: str) -> list[str]:
     """That a framework has no such regime where rollout and training share GPUs."""
     if not loop.colocated or loop.on_policy or framework not in ("verl", "skyrl", "nemo-rl"):
         return []

@@ -22,11 +22,11 @@ from heddle.planning.block_loops import (
     router,
     skyrl_training,
     slime_training,
-    turns_remark,
+    synchronous_remark,
     verl_router,
     verl_training,
 )
-from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment
+from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment, refuse_types
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.planning.exports import (
     PlacedEngine,
@@ -34,7 +34,6 @@ from heddle.planning.exports import (
     launch_arguments,
     placed_engines,
     refuse_roles,
-    refuse_types,
     serve_arguments,
     uniform_engines,
 )
@@ -76,7 +75,7 @@ def block(plan: Deployment, framework: str) -> str:
     if plan.loop is not None:
         packed = ", of prompts of like earlier length" if plan.loop.packed else ""
         head = f"# {plan.loop.regime}, batches of {plan.loop.batch:,} samples{packed}"
-        lines = [head, *turns_remark(plan.loop, framework), *lines]
+        lines = [head, *synchronous_remark(plan.loop, framework), *lines]
         lines += epoch_lines(plan.loop, framework)
     return "\n".join(lines)
 

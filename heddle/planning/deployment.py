@@ -159,3 +159,16 @@ def deployment_of(setup: "RunSetup", judged: Sequence["Judged"]) -> Deployment:
         makespan_s=best.makespan_s.mean,
         loop=best.loop,
     )
+
+
+def refuse_types(plan: Deployment) -> None:
+    """Refuse engines that the gateway does not start.
+
+    Raises:
+        ConfigError: they are of several GPU types.
+    """
+    if len(plan.pools) > 1:
+        raise ConfigError(
+            "`heddle serve` starts engines of one GPU class, and this plan has GPUs of "
+            f"{', '.join(plan.pools)}: plan one class, or start each by vLLM's command"
+        )

@@ -16,7 +16,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import DEFAULT_SETTINGS
 from heddle.config_files import ConfigError
 from heddle.planning.block_loops import verl_training
-from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment
+from heddle.planning.deployment import BY_RAY, GPUS_PER_NODE, Deployment, refuse_types
 from heddle.planning.exported_drafts import sglang_options, speculative_config
 from heddle.policy_inputs import NONE, PRIOR, SHIPPED
 from heddle_core.ids import EngineShape
@@ -297,19 +297,6 @@ def _served(plan: Deployment, engine: PlacedEngine) -> str:
 
 
 # -- the gateway -----------------------------------------------------------------------------------
-
-
-def refuse_types(plan: Deployment) -> None:
-    """Refuse engines that the gateway does not start.
-
-    Raises:
-        ConfigError: they are of several GPU types.
-    """
-    if len(plan.pools) > 1:
-        raise ConfigError(
-            "`heddle serve` starts engines of one GPU class, and this plan has GPUs of "
-            f"{', '.join(plan.pools)}: plan one class, or start each by vLLM's command"
-        )
 
 
 def _gateway(plan: Deployment, path: Path) -> dict[Path, str]:

@@ -160,36 +160,12 @@ def search_clusters(
     prices = _prices(config, limits, objective, classes)
     pairs = product(dict.fromkeys(classes), dict.fromkeys(gpus))
     configs = {f"{count} x {gpu}": _on(config, gpu, count) for gpu, count in pairs}
-    rows: list[SearchedCluster] = []
-    left_out: dict[str, str] = {}
     shared = Workspace()
     if limits != RolloutLimits() and not regimes and not given.get("speculation"):
         _check_bounds(configs, limits, prices, shared, given.get("slots"))
     search_one = partial(_search_loop, regimes, splits or {}) if regimes else search
-    interrupted = False
-    for name, each in configs.items():
-        if interrupted or (rows and not rows[-1].found.complete and budget_s is None):
-            left_out[name] = "not searched: interrupted"
-            continue
-        try:
-            found = search_one(
-                each,
-                prices=prices,
-                budget_s=None if budget_s is None else budget_s / len(configs),
-                workspace=shared,
-                on_round=on_round and partial(on_round, name),
-                **given,
-            )
-        except KeyboardInterrupt:
-            if not rows:
-                raise
-            left_out[name], interrupted = "not searched: interrupted", True
-        except (CapacityError, ConfigError, TrainingError) as error:
-            if len(configs) == 1:
-                raise
-            left_out[name] = str(error)
-        else:
-            rows.append(SearchedCluster(found=found))
+    how = partial(search_one, prices=prices, workspace=shared, **given)
+    rows, left_out = _search_each(configs, how, budget_s, on_round)
     if not rows:
         reasons = "; ".join(dict.fromkeys(left_out.values()))
         raise CapacityError(f"no cluster of these serves the trace: {reasons}")
@@ -206,6 +182,44 @@ def search_clusters(
         limits=limits,
         objective=objective,
     )
+
+
+def _search_each(
+    configs: Mapping[str, RunConfig],
+    search_one: Callable[..., SearchResult],
+    budget_s: float | None,
+    on_round: OnCluster | None,
+) -> tuple[list[SearchedCluster], dict[str, str]]:
+    """Clusters that were searched, and why the others were not.
+
+    Raises:
+        KeyboardInterrupt: a signal before any was.
+        ValueError: the only one cannot be.
+    """
+    rows: list[SearchedCluster] = []
+    left_out: dict[str, str] = {}
+    interrupted = False
+    for name, each in configs.items():
+        if interrupted or (rows and not rows[-1].found.complete and budget_s is None):
+            left_out[name] = "not searched: interrupted"
+            continue
+        try:
+            found = search_one(
+                each,
+                budget_s=None if budget_s is None else budget_s / len(configs),
+                on_round=on_round and partial(on_round, name),
+            )
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            left_out[name], interrupted = "not searched: interrupted", True
+        except (CapacityError, ConfigError, TrainingError) as error:
+            if len(configs) == 1:
+                raise
+            left_out[name] = str(error)
+        else:
+            rows.append(SearchedCluster(found=found))
+    return rows, left_out
 
 
 def _search_loop(

@@ -14,8 +14,8 @@ from heddle.policy_inputs import needs_oracle
 from heddle.search.draws import LEAST_GROUPS
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.policies import FIRST, is_ours
-from heddle.search.race import ties_of
 from heddle.search.result import Judged, engines_of, longest_s, setup_of, simplicity
+from heddle.search.ties import ties_of
 from heddle.search.verdict import Recommendation, command_of, plain_setting, verdict
 from heddle.setup import RunSetup
 

@@ -11,15 +11,12 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
-from heddle.command_config import Config
-from heddle.comparison.tuning import Choice, Variant, running_steps, speculations
-from heddle.config import RunConfig
+from heddle.comparison.tuning import Choice, Variant, drafted, running_steps, speculations
 from heddle.cost.prices import Prices
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, UnfitError, packs, whole_epochs
 from heddle.loops.fit import fitted
-from heddle.loops.own_regimes import regime_names
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, on_loop, splits
@@ -39,7 +36,6 @@ from heddle.search.race import (
     WIDE,
     OnRound,
     Race,
-    drafted,
     kind_of,
     with_slots,
 )
@@ -56,11 +52,8 @@ from heddle.search.result import (
 )
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, Workload
-from heddle_core.loop.presets import REGIMES as PRESETS
 from heddle_sim.training import TrainingError
 
-REGIMES: Final = ("sync", "one-step-off", "areal:max_head_offpolicyness=1", "heddle-loop")
-"""Tried where none is named: the simplest first."""
 SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
 PACKED: Final = "sorted"
@@ -69,26 +62,6 @@ MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 4
 """Regimes that are judged, beside the two best candidates and the first policy's."""
-
-
-def loop_choices(
-    config: RunConfig, regimes: str | Sequence[str], train_gpus: Choice = None, tps: Choice = None
-) -> dict[str, Any]:
-    """Regimes and splits, as arguments of `heddle.search.clusters.search_clusters`.
-
-    `regimes` ``best``: `REGIMES`, where GPUs are shared those that can. What is None is the
-    configuration's number of GPUs, or best.
-    """
-    given = config.loop.train_gpus
-    if regimes == "best":
-        presets = {name: PRESETS[name.partition(":")[0]] for name in REGIMES}
-        shared = config.loop.colocated
-        regimes = [name for name, made in presets.items() if made.can_share_gpus or not shared]
-    else:
-        regimes = regime_names(regimes, config.regimes if isinstance(config, Config) else {})
-    own: Choice = "best" if given is None else (given,)
-    splits = {"train_gpus": train_gpus or own, "tps": tps or "best"}
-    return {"regimes": regimes, "splits": splits}
 
 
 def search_loops(

@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from heddle.comparison.estimates import estimate
 from heddle.comparison.tuning import Variant
-from heddle.config import RunConfig
 from heddle.config_error import require
 from heddle.executor import Report
 from heddle.executor_choice import ExecutorKind, run_all
 from heddle.ray.executor import shared_by_tasks
 from heddle.search.draws import Draw, Half
+from heddle.search.ties import is_slower, ties_of
 
 WIDE: Final = 1.25
 """Times the best, at which a simulation of the first rounds is stopped."""
@@ -38,17 +37,12 @@ FEWEST, MOST = 4, 8
 """Draws of a half."""
 TRAJECTORIES: Final = 2_400
 """Trajectories of all draws together that a finalist runs."""
-SAME: Final = 0.01
-"""A candidate that is this near to the best is as good: other prompts differ by more."""
-TIE: Final = 0.03
-"""One that is this near ties with the best where draws do not tell them apart."""
 SEARCHED: Final = 0.5
 """Share of the time for the rounds; the rest is for judging."""
 NEVER: Final = float("inf")
 CUT: Final = -1.0
 """Time of a simulation that the end of the race's time has stopped: it says nothing."""
 
-T = TypeVar("T")
 OnRound: TypeAlias = Callable[[str, int, int], None]
 """Called with the best so far, and the numbers of simulations done and of the round."""
 
@@ -365,7 +359,7 @@ class Race:
         same, doubtful = ties_of(self.decided())
         judged = {each: list(self.made["judge"][each].values()) for each in same}
         first = min(judged.values(), key=fmean)
-        return [each for each in same if not _slower(judged[each], first)], doubtful
+        return [each for each in same if not is_slower(judged[each], first)], doubtful
 
     def tied_with(self, chosen: Variant, ties: Iterable[Variant]) -> list[Variant]:
         """The ties without the chosen one, and all that decide as one of them: with its times."""
@@ -376,25 +370,6 @@ class Race:
                 made |= {other: dict(made[each]) for other in alike if each in made}
             found |= dict.fromkeys([each, *alike])
         return [each for each in found if each != chosen]
-
-
-def ties_of(ranked: Mapping[T, Sequence[float]]) -> tuple[list[T], list[T]]:
-    """Of times by draw or seed, those of the best first: see `Race.ties`."""
-    (best, mine), *rest = ranked.items()
-    same, doubtful = [best], []
-    for each, times in rest:
-        more = estimate([a / b - 1.0 for a, b in zip(times, mine, strict=True)])
-        if more.mean <= SAME:
-            same.append(each)
-        elif more.mean <= TIE and (more.ci95 is None or more.mean <= more.ci95):
-            doubtful.append(each)
-    return same, doubtful
-
-
-def _slower(times: Sequence[float], least: Sequence[float]) -> bool:
-    """Whether times are over `SAME` longer than others of the same draws, and significantly so."""
-    more = estimate([a / b - 1.0 for a, b in zip(times, least, strict=True)])
-    return more.mean > SAME and more.ci95 is not None and more.mean > more.ci95
 
 
 def kind_of(candidate: Variant) -> tuple[str, str]:
@@ -415,18 +390,3 @@ def _best(made: Mapping[Variant, Mapping[int, float]], number: int) -> dict[tupl
 def with_slots(candidate: Variant, number: int) -> Variant:
     """The candidate with another number of running steps."""
     return replace(candidate, cluster=replace(candidate.cluster, max_running=number))
-
-
-def drafted(candidate: Variant, speculation: Sequence[str]) -> Variant:
-    """The candidate with the first setting of these; as it is without any."""
-    for setting in speculation[:1]:
-        cluster = replace(candidate.cluster, speculation=setting)
-        candidate = replace(candidate, cluster=cluster, speculation_tried=True)
-    return candidate
-
-
-def with_drafts(config: RunConfig, speculation: Sequence[str]) -> RunConfig:
-    """The same for a configuration."""
-    for setting in speculation[:1]:
-        config = replace(config, cluster=replace(config.cluster, speculation=setting))
-    return config

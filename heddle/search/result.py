@@ -10,7 +10,15 @@ from typing import Any, Final
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
-from heddle.comparison.tuning import Variant, running_steps, speculations, tuning, with_policy
+from heddle.comparison.tuning import (
+    Variant,
+    drafted,
+    running_steps,
+    speculations,
+    tuning,
+    with_drafts,
+    with_policy,
+)
 from heddle.config import RunConfig
 from heddle.cost.prices import Prices, RunCost
 from heddle.planning.block_loops import routes
@@ -21,17 +29,7 @@ from heddle.search.draws import Draw, check_groups, check_history, drawn, places
 from heddle.search.interval import PredictionInterval, prediction_interval
 from heddle.search.jobs import draws_of, race_of
 from heddle.search.policies import FIRST, shipped
-from heddle.search.race import (
-    LAST,
-    NEAR,
-    NEVER,
-    SEARCHED,
-    OnRound,
-    Race,
-    drafted,
-    kind_of,
-    with_drafts,
-)
+from heddle.search.race import LAST, NEAR, NEVER, SEARCHED, OnRound, Race, kind_of
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import Workload
@@ -178,10 +176,7 @@ def search(
     own = [drafted(c, tried[:1]) for c in candidates if c.policy == comes and c.cluster == base]
     compared, draws = _judge(race, own, None if budget_s is None else began_s + budget_s)
     same, doubtful = race.ties()
-    chosen = min(same, key=partial(_order_of_ties, race))
-    # Without time for its search, but judged.
-    unsearched = [each for each in own if each not in race.made["search"]]
-    chosen = min([chosen, *unsearched], key=lambda c: fmean(race.made["judge"][c].values()))
+    chosen = _chosen(race, same, own)
     found = (*tried_of(race), *untried_of(race, small))
     ties = race.tied_with(chosen, (*same, *doubtful))
     setups = {c: setup_of(config, c, shared) for c in (*compared, *named_ties(ties, compared))}
@@ -270,6 +265,13 @@ def name_of(candidate: Variant) -> str:
         return name
     packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
     return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}{packed}"
+
+
+def _chosen(race: Race, same: Iterable[Variant], own: Iterable[Variant]) -> Variant:
+    """The simplest of the best; `own`, for whose search was no time, where it was judged faster."""
+    simplest = min(same, key=partial(_order_of_ties, race))
+    own = [each for each in own if each not in race.made["search"]]
+    return min([simplest, *own], key=lambda each: fmean(race.made["judge"][each].values()))
 
 
 def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:

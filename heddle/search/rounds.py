@@ -3,19 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from heddle.comparison.tuning import Variant, running_steps
+from heddle.comparison.tuning import Variant, drafted, running_steps
 from heddle.config import RunConfig
 from heddle.search.policies import FIRST, is_ours
-from heddle.search.race import (
-    FINALISTS,
-    JUDGED,
-    LAST,
-    NEAR,
-    SETTINGS_KEPT,
-    WIDE,
-    Race,
-    drafted,
-)
+from heddle.search.race import FINALISTS, JUDGED, LAST, NEAR, SETTINGS_KEPT, WIDE, Race
 from heddle.setup import Workspace
 
 SCREENED: Final = 1_200

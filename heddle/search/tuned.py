@@ -17,22 +17,17 @@ from heddle.comparison.tuning import (
     Choice,
     Tuning,
     Variant,
+    drafted,
     running_steps,
     speculations,
     tuning,
+    with_drafts,
     without_acceptance,
 )
 from heddle.config import RunConfig
 from heddle.search.jobs import race_of
 from heddle.search.policies import FIRST
-from heddle.search.race import (
-    NEAR,
-    NEVER,
-    OnRound,
-    Race,
-    drafted,
-    with_drafts,
-)
+from heddle.search.race import NEAR, NEVER, OnRound, Race
 from heddle.setup import Workspace
 
 

@@ -10,8 +10,9 @@ from heddle.cost.prices import RunCost
 from heddle.planning.blocks import blocks
 from heddle.planning.deployment import LoopSplit, deployment_of_search
 from heddle.search.policies import FIRST, OURS
-from heddle.search.race import SAME, kind_of
+from heddle.search.race import kind_of
 from heddle.search.result import Judged, SearchResult
+from heddle.search.ties import SAME
 
 SCHEMA = "heddle.plan/2"
 

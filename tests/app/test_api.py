@@ -143,6 +143,30 @@ def test_plain_values_of_a_wrong_kind_are_refused(coding: Path, given: dict[str,
         heddle.compare(coding, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"deadline_s": "20m"}, "deadline_s='20m': a number above 0"),
+        ({"dollars": float("nan")}, "dollars=nan: a number above 0"),
+        ({"budget_s": -1}, "budget_s must be from 0"),
+        ({"gpus": []}, "a number of GPUs, or several"),
+        ({"gpus": 2.5}, "a number of GPUs, or several"),
+        ({"policies": []}, "policies is empty"),
+        ({"regimes": "sync", "settings": {"loop.train_gpus": 64}}, "cannot be split into a trainer"),
+    ],
+)
+def test_plain_values_of_a_plan_are_checked(coding: Path, given: dict[str, Any], says: str):
+    with pytest.raises(ConfigError, match=says):
+        heddle.plan(coding, **given)
+
+
+def test_a_plan_is_exported_to_the_framework_that_is_named(coding: Path):
+    settings = {"plan.framework": "skyrl", "plan.budget_s": 0}
+    found = heddle.plan(coding, "verl", settings=settings, **ON)
+    assert "generator.inference_engine.num_engines" in found.export()
+    assert not found.taken.found.complete
+
+
 def test_regimes_are_names_too(coding: Path):
     with pytest.raises(ConfigError, match="regimes must be a name or a list of names"):
         heddle.loop(coding, ["sync", 3])  # type: ignore[list-item]

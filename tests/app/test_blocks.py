@@ -72,6 +72,13 @@ def test_slime_is_told_of_nodes_that_do_not_have_eight_gpus(
     assert pairs(every["vime"])["--num-gpus-per-node"] == "4"
 
 
+def test_drafts_of_sglang_name_their_head(trace: Path, tmp_path: Path):
+    drafted = replace(CLUSTER, speculation="eagle3:2")
+    every = blocks(deployment(trace, tmp_path, drafted))
+    head = json.loads(shlex.split(pairs(every["vime"])["--vllm-speculative-config"])[0])["model"]
+    assert pairs(every["slime"])["--sglang-speculative-draft-model-path"] == head
+
+
 def test_a_policy_is_routed_as_its_framework_can(trace: Path, tmp_path: Path):
     found = {
         policy: blocks(deployment(trace, tmp_path / policy, CLUSTER, policy))

@@ -21,8 +21,9 @@ from heddle.search import tuned as tuned_module
 from heddle.search.compared import answer_of
 from heddle.search.interval import prediction_interval
 from heddle.search.policies import is_other_system, is_ours, matching, shipped
-from heddle.search.race import NEAR, SAME
+from heddle.search.race import NEAR
 from heddle.search.result import longest_s
+from heddle.search.ties import SAME
 from heddle.search.verdict import verdict
 from heddle_trace import synth, write_trace
 from tests.app.journals import Heddle

@@ -1,8 +1,11 @@
 """`heddle plan` over several clusters, GPU types and roles: one search, one answer."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ from heddle.cli import main
 from heddle.config_error import ConfigError
 from heddle.cost.prices import RunCost
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
+from heddle.search import clusters
 from heddle.search.race import Race
+from heddle.search.result import SearchResult
 from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, Heddle
 
@@ -70,6 +75,37 @@ def test_one_cluster_of_the_list_is_what_it_is_alone(
     (same,) = (row for row in clusters if row["name"] == "2 x h100")
     assert same["makespan_s"] == alone["makespan_s"]
     assert same["engines"] == alone["engines"]
+
+
+def test_clusters_of_a_loop_are_told_by_batches(heddle: Heddle, coding: Path):
+    on = ["--sweep", "cluster.gpus=8,16", "--regimes", "april", "--budget-s", 0]
+    on += ["--set", "loop.batches=4", "--set", "loop.groups=2", "--set", "loop.samples=2"]
+    on += ["--set", "loop.repeat=true", "--model", "qwen3-8b", "--gpu", "h100"]
+    said = heddle("plan", coding, *on).stdout
+    assert re.match(r"Take \d+ x h100, \$[\d.]+ a batch: the fastest of 2 clusters\.", said)
+    assert re.search(r"versions old in the mean, up to \d here, without a bound", said)
+    assert "batch_s  of a batch" in said
+    assert "rollout" not in said.partition("next ")[0]
+    command = shlex.split(said.partition("next ")[2].partition("\n\n")[0])
+    assert command[command.index("--gpus") + 1] in said.partition(" x h100")[0]
+
+
+def test_a_signal_keeps_the_clusters_that_were_searched(
+    coding: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old, began = clusters.search, count()
+
+    def interrupted(*args: Any, **given: Any) -> SearchResult:
+        if next(began):
+            raise KeyboardInterrupt
+        return old(*args, **given)
+
+    monkeypatch.setattr(clusters, "search", interrupted)
+    found = heddle_api.plan(coding, "verl", gpus=[2, 4], model="qwen3-8b", gpu="h100", jobs=1)
+    assert found.taken.name == "2 x h100"
+    assert found.left_out == {"4 x h100": "not searched: interrupted"}
+    with pytest.raises(KeyboardInterrupt):
+        heddle_api.plan(coding, "verl", gpus=2, model="qwen3-8b", gpu="h100", jobs=1)
 
 
 def test_a_table_has_a_row_for_each_cluster_and_an_export(

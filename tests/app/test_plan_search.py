@@ -317,6 +317,36 @@ def test_an_interrupted_search_judges_what_it_has(
     assert "Run " in verdict(answer_of_search(found))
 
 
+@pytest.mark.parametrize("half", ["judge", "ties"])
+def test_a_signal_after_the_rounds_keeps_the_best(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, half: str
+):
+    old, began = Race.run, count()
+
+    def interrupted(self: Race, candidates: Any, draws: Any, **given: Any) -> None:
+        judges = given.get("half", "search") == "judge"
+        if half == "judge" and judges and next(began) == 0:
+            raise KeyboardInterrupt
+        if half == "ties" and not judges and self.made["judge"] and next(began) == 0:
+            raise KeyboardInterrupt
+        old(self, candidates, draws, **given)
+
+    monkeypatch.setattr(Race, "run", interrupted)
+    found = search(config, policies=["verl", "slime"], prices=prices_of({}, ["h100"]), jobs=1)
+    assert next(began) > 0, "interrupted"
+    assert not found.complete
+    assert found.best.times
+    began = count()
+    with pytest.raises(KeyboardInterrupt):
+        search(
+            config,
+            policies=["verl", "slime"],
+            prices=prices_of({}, ["h100"]),
+            jobs=1,
+            keeps_best=False,
+        )
+
+
 def test_planned_engines_are_those_that_the_policy_starts(config: RunConfig):
     setup = prepare(with_policy(config, "heddle", config.cluster))
     assert sum(shape.gpus * count for shape, count in engines_of(setup)) == 4
