@@ -17,9 +17,8 @@ from heddle.cli import main
 from heddle.config_error import ConfigError
 from heddle.cost.prices import RunCost
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
-from heddle.search import clusters
 from heddle.search.race import Race
-from heddle.search.result import SearchResult
+from heddle.search.result import SearchResult, search
 from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, Heddle
 
@@ -93,14 +92,14 @@ def test_clusters_of_a_loop_are_told_by_batches(heddle: Heddle, coding: Path):
 def test_a_signal_keeps_the_clusters_that_were_searched(
     coding: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    old, began = clusters.search, count()
+    began = count()
 
     def interrupted(*args: Any, **given: Any) -> SearchResult:
         if next(began):
             raise KeyboardInterrupt
-        return old(*args, **given)
+        return search(*args, **given)
 
-    monkeypatch.setattr(clusters, "search", interrupted)
+    monkeypatch.setattr("heddle.search.clusters.search", interrupted)
     found = heddle_api.plan(coding, "verl", gpus=[2, 4], model="qwen3-8b", gpu="h100", jobs=1)
     assert found.taken.name == "2 x h100"
     assert found.left_out == {"4 x h100": "not searched: interrupted"}
