@@ -152,7 +152,7 @@ def test_plain_values_of_a_wrong_kind_are_refused(coding: Path, given: dict[str,
         ({"gpus": []}, "a number of GPUs, or several"),
         ({"gpus": 2.5}, "a number of GPUs, or several"),
         ({"policies": []}, "policies is empty"),
-        ({"regimes": "sync", "settings": {"loop.train_gpus": 64}}, "cannot be split into a trainer"),
+        ({"regimes": "sync", "settings": {"loop.train_gpus": 64}}, "cannot be split"),
     ],
 )
 def test_plain_values_of_a_plan_are_checked(coding: Path, given: dict[str, Any], says: str):
