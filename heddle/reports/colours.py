@@ -46,6 +46,7 @@ SHADES: Final = (
     Shade("#4f7942", "#a3cc94"),
     Shade("#6a5acd", "#b3a8f2"),
     Shade("#a33b20", "#f09a80"),
+    Shade("#8a3ffc", "#be95ff"),
 )
 _OWN: Final = (
     "heddle",
