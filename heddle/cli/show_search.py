@@ -130,9 +130,7 @@ def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, st
         "GPUs": row.name,
         **split,
         "policy": best.candidate.full_policy,
-        "setting" if loop is None else "engines": best.setting
-        if loop is None
-        else best.engines_text,
+        **({"setting": best.setting} if loop is None else {"engines": best.engines_text}),
         what: f"{best.makespan_s.mean:,.1f}",
         of: best.makespan_s.text,
         **costs(row.cost),

@@ -34,7 +34,7 @@ class LoopSplit:
     most_staleness: int
     """That the regime allows."""
     bounded: bool
-    """False: the regime has no bound of staleness that a framework is told."""
+    """Whether the regime has a bound of staleness to set in a framework."""
     bound_holds: bool
     """Whether nothing older is trained."""
     oldest: int

@@ -62,6 +62,9 @@ def makespan_s(
     """One simulation of a race, as a job of an executor; see `Race`."""
     began_s = time.perf_counter()
 
+    if time.monotonic() > job.ends_s:
+        return CUT, 0.0, 0
+
     def check_time(*_: object) -> None:
         if time.monotonic() > job.ends_s:
             raise PassedError
@@ -77,7 +80,6 @@ def makespan_s(
     mine = with_policy(config, candidate.policy, cluster)
     setup = prepare(mine, workspace=workspace, workload=workload)
     try:
-        check_time()
         limit = check_time if job.ends_s < NEVER else None
         seconds, running = simulated(setup, job.stop_s, limit)
     except PassedError:
