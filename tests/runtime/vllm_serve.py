@@ -139,7 +139,7 @@ class VllmServe:
     def _ports(self) -> dict[str, str]:
         port = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port())}
         # Forked processes have the paused NIXL; those that vLLM would start would not.
-        fork = {"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"} if self._options else {}
+        fork = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"} if self._options else {}
         return port | fork
 
     async def ready(self) -> None:
