@@ -60,6 +60,8 @@ def model_endpoint(endpoint: str) -> Handler:
             if refusal.in_stream:
                 return await refused_stream(request, endpoint, refusal)
             raise refusal from None
+        request.drop_body()  # for as long as the step waits
+        del raw
         with front.tenants.holding(checked.who.tenant, len(checked.steps)):
             return await _answered(front, request, endpoint, checked)
 
@@ -112,6 +114,7 @@ async def _checked(
     for each in one_prompt_each(endpoint, front.for_engines(body)):
         if endpoint == GENERATE:
             rendered = rendered_ids(each, front.prompts, who.session)
+            del each["token_ids"]  # as JSON it holds the whole body
         else:
             read = partial(front.prompts.read, who.session)
             rendered = await renderer_of(front).render(endpoint, each, read)

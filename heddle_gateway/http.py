@@ -21,6 +21,8 @@ REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 
 _SMALL, _FEW = 4096, 16
 """After a few pieces of a body, small ones are joined: each object takes 40 bytes more."""
+LARGE_BYTES: Final = 1 << 20
+"""Larger bodies count until their requests are answered."""
 
 
 class RequestError(Exception):
@@ -45,7 +47,7 @@ class Headers(dict[str, str]):
 
 
 class Receiving:
-    """Bytes of bodies that came and were not read, of all connections."""
+    """Bytes of bodies that come, and of large ones whose requests are under way."""
 
     def __init__(self, limit: int) -> None:
         self.bytes, self.limit = 0, limit
@@ -133,14 +135,13 @@ class HttpRequest:
         if self._size > limit:
             self.fail(RequestError(413, f"the body is larger than {limit:,} bytes"))
             return
-        receiving = self.connection.receiving
-        if self._error is None and receiving.bytes + len(data) > receiving.limit:
-            text = f"the bodies that come now have more than {receiving.limit:,} bytes"
-            self.fail(RequestError(503, f"{text}: send the same again later"))
+        if self._error is None:
+            try:
+                self._hold(self._held + len(data))
+            except RequestError as error:
+                self.fail(RequestError(error.status, str(error)))
         if self._error is not None:
             return
-        receiving.bytes += len(data)
-        self._held += len(data)
         joins = len(data) < _SMALL and len(self._pieces) >= _FEW
         if joins and isinstance(last := self._pieces[-1], bytearray):
             last += data
@@ -158,10 +159,27 @@ class HttpRequest:
         self.release()
         self._wake()
 
+    def _hold(self, size: int) -> None:
+        """Count so many bytes.
+
+        Raises:
+            RequestError: with those of other requests they are too many.
+        """
+        receiving, more = self.connection.receiving, size - self._held
+        if more > 0 and receiving.bytes + more > receiving.limit:
+            text = f"bodies that come or wait have more than {receiving.limit:,} bytes"
+            raise RequestError(503, f"{text}: send the same again later")
+        receiving.bytes += more
+        self._held = size
+
     def release(self) -> None:
-        """Drop what came of its body and was not read."""
-        self.connection.receiving.bytes -= self._held
-        self._held = 0
+        """Drop its body: it is answered, or what came of it is not read."""
+        self._hold(0)
+        self.drop_body()
+
+    def drop_body(self) -> None:
+        """Its body is not read again; what was made of it counts as long as it does."""
+        self._read = None
         self._pieces.clear()
 
     def _wake(self) -> None:
@@ -191,13 +209,15 @@ class HttpRequest:
             # Another object each time: raised, this one would hold itself with its frames.
             raise RequestError(self._error.status, str(self._error))
         packed = b"".join(self._pieces)
-        self.release()
+        self._pieces.clear()
         try:
-            self._read = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+            found = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
+            self._hold(len(found) if len(found) > LARGE_BYTES else 0)
         except RequestError as error:
             self._error = RequestError(error.status, str(error))  # for a second read
             raise
-        return self._read
+        self._read = found
+        return found
 
 
 def _unpacked(data: bytes, encoding: str, limit: int) -> bytes:

@@ -18,7 +18,7 @@ BACKLOG: Final = 65_535
 HEAD_BYTES: Final = 64 << 10
 """Of a request's head."""
 RECEIVED_BYTES: Final = 512 << 20
-"""Of bodies that come at the same time and are not read yet; at least four may have the most."""
+"""Of bodies that come, and of large ones until their answer; at least four may have the most."""
 KEEP_ALIVE_S: Final = 75.0
 """A connection without a request is closed after this."""
 LINGER_S: Final = 5.0

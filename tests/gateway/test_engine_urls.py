@@ -1,7 +1,9 @@
 """The gateway over engines by URL: registration, the tokens of undisturbed engines, failures."""
 
 import asyncio
+import gc
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -26,7 +28,7 @@ from tests.runtime.counting_process import next_token
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 # These import aiohttp.
-from heddle_gateway import engine_urls, rendering  # noqa: E402
+from heddle_gateway import engine_urls, http_server, rendering  # noqa: E402
 from heddle_gateway.errors import ApiError  # noqa: E402
 from heddle_runtime.generation import RenderError  # noqa: E402
 from heddle_runtime.vllm_http.launcher import HttpLauncher  # noqa: E402
@@ -56,6 +58,10 @@ class Registered:
         headers = {"Authorization": "Bearer of-the-client"}
         async with self.http.request(method, self.url + path, json=body, headers=headers) as answer:
             return answer.status, await answer.json()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.url.rpartition(":")[2])
 
     async def add(self, url: str, **options: Any) -> tuple[int, Any]:
         return await self("POST", "/workers", {"url": url, **options})
@@ -615,5 +621,42 @@ def test_the_engine_key_goes_to_the_urls_that_were_given_with_it_and_to_no_other
             finally:
                 for server in (stranger, named):
                     await server.close()
+
+    run(main())
+
+
+def test_bodies_of_steps_that_wait_are_dropped_and_large_ones_have_a_limit(monkeypatch):
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
+    limit, size = 2 << 20, 1_500_000
+    fit = 4 * limit // size
+
+    async def ask(at: Registered, n: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(*at.address)
+        about = b'{"token_ids":[300,%d],"sampling_params":{"max_tokens":4},"metadata":"' % n
+        head = b"POST /inference/v1/generate HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        length = len(about) + size + 2
+        writer.write(head % length + about + b"x" * size + b'"}')
+        await writer.drain()
+        return reader, writer
+
+    async def main() -> None:
+        async with registered(servers=0, front_settings={"body_bytes": limit}) as at:
+            tracemalloc.start()
+            try:
+                waiting = [await ask(at, n) for n in range(fit)]
+                while (await at("GET", "/load"))[1]["server_load"] < fit:
+                    await asyncio.sleep(0.01)
+                gc.collect()
+                held, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            reader, writer = await ask(at, fit)
+            refused = await reader.readuntil(b"\r\n\r\n")
+            for _, each in (*waiting, (reader, writer)):
+                each.close()
+            assert refused.startswith(b"HTTP/1.1 503")
+            assert b"Retry-After: " in refused
+            assert held < 1.5 * fit * size
 
     run(main())

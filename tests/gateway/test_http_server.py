@@ -18,7 +18,7 @@ from tests.gateway.served import NO_AIOHTTP
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
-from heddle_gateway import http_server
+from heddle_gateway import http, http_server
 from heddle_gateway.front import _is_local
 from heddle_gateway.http import HttpRequest, RequestError, Response, Stream
 from heddle_gateway.http_server import serving
@@ -33,6 +33,7 @@ class Server:
     def __init__(self, port: int) -> None:
         self.port = port
         self.asked: list[HttpRequest] = []
+        self.read = list[HttpRequest]()
         self.cancelled = 0
         self.held = asyncio.Event()
 
@@ -54,6 +55,9 @@ class Server:
         if request.path == "/held":
             await self.held.wait()
         body = await request.read(LIMIT, 0.3)
+        if request.path == "/read":
+            self.read.append(request)
+            await self.held.wait()
         if request.path == "/stream":
             stream = Stream(request, headers={"Content-Type": "text/plain"})
             for piece in (b"one", b"two"):
@@ -465,6 +469,44 @@ def test_bodies_that_come_at_the_same_time_have_one_limit(monkeypatch):
             whole = head.replace(b"/held", b"/a") + b"y" * 100_000
             for _ in range(5):
                 assert (await at.raw(whole)).startswith(b"HTTP/1.1 200")
+
+    run(main())
+
+
+def test_large_bodies_count_until_their_answers_and_small_ones_until_they_are_read(monkeypatch):
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 4 * LIMIT)
+    monkeypatch.setattr(http, "LARGE_BYTES", 50_000)
+
+    def request(path: str, size: int, packed: bool = False) -> bytes:
+        body = gzip.compress(b"y" * size) if packed else b"y" * size
+        head = b"Content-Encoding: gzip\r\n" * packed + b"Content-Length: %d" % len(body)
+        return b"POST %b HTTP/1.1\r\n" % path.encode() + HEAD + head + b"\r\n\r\n" + body
+
+    async def main() -> None:
+        async with server() as at:
+            waiting = []
+
+            async def waits(size: int, packed: bool) -> None:
+                _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+                writer.write(request("/read", size, packed))
+                waiting.append(writer)
+                while len(at.read) < len(waiting):
+                    await asyncio.sleep(0.001)
+
+            for n in range(20):
+                await waits(50_000, packed=n % 2 == 0)
+            for n in range(4):
+                await waits(99_000, packed=n % 2 == 0)
+            for packed in (False, True):
+                assert (await at.raw(request("/a", 99_000, packed))).startswith(b"HTTP/1.1 503")
+            assert (await at.raw(request("/a", 3_000))).startswith(b"HTTP/1.1 200")
+            at.held.set()
+            while any(each.connection.current for each in at.asked):
+                await asyncio.sleep(0.001)
+            assert at.asked[0].connection.receiving.bytes == 0
+            assert (await at.raw(request("/a", 99_000))).startswith(b"HTTP/1.1 200")
+            for writer in waiting:
+                writer.close()
 
     run(main())
 
