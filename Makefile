@@ -59,7 +59,7 @@ verl: .venv-verl/.installed
 # pin what Heddle does not.
 clients: .venv-clients/.installed
 	@# Where one is missing or cannot be imported, its tests would be skipped.
-	.venv-clients/bin/python -c 'import inspect_ai, minisweagent, skyrl'
+	.venv-clients/bin/python -c 'import inspect_ai, minisweagent, skyrl, verifiers.v1'
 	@# Warnings there are those of other packages.
 	.venv-clients/bin/python -m pytest -W ignore tests/clients
 
