@@ -50,7 +50,10 @@ class Receiving:
     """Bytes of bodies that come, and of large ones whose requests are under way."""
 
     def __init__(self, limit: int) -> None:
-        self.bytes, self.limit = 0, limit
+        """`limit` is of small ones, and of large ones: those take no room from the small."""
+        self.limit = limit
+        self.used = {False: 0, True: 0}
+        """Of small ones and of large ones."""
 
 
 class HttpQuery(dict[str, str]):
@@ -165,11 +168,15 @@ class HttpRequest:
         Raises:
             RequestError: with those of other requests they are too many.
         """
-        receiving, more = self.connection.receiving, size - self._held
-        if more > 0 and receiving.bytes + more > receiving.limit:
-            text = f"bodies that come or wait have more than {receiving.limit:,} bytes"
+        receiving, was, held = self.connection.receiving, self._held > LARGE_BYTES, self._held
+        large = size > LARGE_BYTES
+        others = receiving.used[large] - held * (was == large)
+        if size > held and others + size > receiving.limit:
+            kind = "large bodies" if large else "bodies"
+            text = f"{kind} that come or wait have more than {receiving.limit:,} bytes"
             raise RequestError(503, f"{text}: send the same again later")
-        receiving.bytes += more
+        receiving.used[was] -= held
+        receiving.used[large] += size
         self._held = size
 
     def release(self) -> None:

@@ -17,8 +17,8 @@ BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
 HEAD_BYTES: Final = 64 << 10
 """Of a request's head."""
-RECEIVED_BYTES: Final = 512 << 20
-"""Of bodies that come, and of large ones until their answer; at least four may have the most."""
+RECEIVED_BYTES: Final = 384 << 20
+"""Of small bodies that come, and of large ones until their answers; four may have the most."""
 KEEP_ALIVE_S: Final = 75.0
 """A connection without a request is closed after this."""
 LINGER_S: Final = 5.0
