@@ -293,7 +293,7 @@ def json_response(
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
     """Return an error in the envelope of a path: OpenAI's, or Anthropic's."""
-    if not path.endswith(MESSAGES) or error.whole is not None:
+    if not path.removesuffix("/count_tokens").endswith(MESSAGES) or error.whole is not None:
         return error.body
     said = {name: error.error[name] for name in ("type", "message")}
     return {"type": "error", "error": said}

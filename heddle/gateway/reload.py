@@ -19,7 +19,7 @@ class Reload:
     ) -> None:
         self._front, self._read_again, self._on_note = front, read_again, on_note
         self._workers: Sequence[str] = ()
-        """Of `serve.workers` when it was last read."""
+        """Of `serve.workers` when it was last read, less what was refused: that is tried again."""
 
     async def reload(self) -> Sequence[str]:
         """Read keys and engines again, and reopen the log; return what could not be taken over."""
@@ -58,4 +58,5 @@ class Reload:
                 await engines.expect(url, {}, self._on_note)
             except ApiError as error:
                 notes.append(f"serve.workers: {url}: {error}")
+                self._workers = tuple(each for each in self._workers if each != url)
         return notes

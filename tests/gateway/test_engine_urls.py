@@ -28,6 +28,7 @@ from tests.runtime.counting_process import next_token
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 # These import aiohttp.
+from heddle.gateway.reload import Reload  # noqa: E402
 from heddle_gateway import engine_urls, http_server, rendering  # noqa: E402
 from heddle_gateway.errors import ApiError  # noqa: E402
 from heddle_runtime.generation import RenderError  # noqa: E402
@@ -658,5 +659,30 @@ def test_bodies_of_steps_that_wait_are_dropped_and_large_ones_have_a_limit(monke
             assert refused.startswith(b"HTTP/1.1 503")
             assert b"Retry-After: " in refused
             assert held < 1.5 * fit * size
+
+    run(main())
+
+
+def test_an_engine_that_is_named_again_while_it_leaves_is_registered_by_the_next_reload():
+    async def main() -> None:
+        async with registered(servers=1) as at:
+            url = at.servers[1].url
+            again = Reload(at.front, None, lambda note: None)
+            assert await again.take_workers([url]) == []
+            await at.until(ready=2)
+            step = asyncio.create_task(at.step([300, 301], 4_000, "s"))
+            other = asyncio.create_task(at.step([302, 303], 4_000, "t"))
+            while not all(server.generated > 30 for server in at.servers[:2]):
+                await asyncio.sleep(0.01)
+            assert await again.take_workers([]) == []
+            (note,) = await again.take_workers([url])
+            assert "is leaving" in note
+            await at("POST", "/abort_requests", {})
+            await asyncio.gather(step, other)
+            await at.until(ready=1)
+            while len(await at.listed()) > 1:
+                await asyncio.sleep(0.01)
+            assert await again.take_workers([url]) == []
+            await at.until(ready=2)
 
     run(main())

@@ -98,6 +98,10 @@ def test_an_unknown_key_is_refused_and_anthropics_header_is_read(tmp_path: Path)
                 assert status == (200 if key == "ann " else 401)
             assert (await http("POST", GENERATE, IDS, X_Api_Key="ann"))[0] == 200
             assert (await http("POST", GENERATE, IDS, X_Api_Key=digest("ann")))[0] == 401
+            for path in ("/v1/messages", "/v1/messages/count_tokens"):
+                status, refused = await http("POST", path, {}, X_Api_Key="bob")
+                assert (status, refused["type"]) == (401, "error")
+                assert refused["error"]["type"] == "authentication_error"
 
     run(main())
 
