@@ -96,7 +96,10 @@ async def makespan_s(
     seed: int,
 ) -> float:
     """Seconds until all agents have their last answer."""
-    limits, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
+    limits, connector = (
+        aiohttp.ClientTimeout(total=None),
+        aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0),
+    )
     tokens = TokenSource(VOCABULARY, seed=seed)
     async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
         client, loop = client_of(http), asyncio.get_running_loop()
