@@ -16,8 +16,8 @@ import msgspec
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND, ApiError, not_there, of_engine, of_renderer
 from heddle_gateway.exchange import Exchange, refused_stream, renderer_of, streamed, whole
-from heddle_gateway.front import Front, Handler, json_response
-from heddle_gateway.http import HttpRequest, Response
+from heddle_gateway.front import Front, Handler, json_response, of_request
+from heddle_gateway.http import HttpRequest, RequestError, Response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
     GENERATE,
@@ -111,7 +111,9 @@ async def _checked(
         tenant=who.tenant,
     )
     steps = []
-    for each in one_prompt_each(endpoint, front.for_engines(body)):
+    prompts = one_prompt_each(endpoint, front.for_engines(body))
+    _weigh(front, request, prompts, samples)
+    for each in prompts:
         if endpoint == GENERATE:
             rendered = rendered_ids(each, front.prompts, who.session)
             del each["token_ids"]  # as JSON it holds the whole body
@@ -127,6 +129,24 @@ async def _checked(
             mine = traces.of_step(trace) if traces is not None else trace
             steps.append((one, prompt, make(endpoint, one, prompt, sample=number, trace=mine)))
     return _Checked(body, named, who, model, samples, steps)
+
+
+def _weigh(
+    front: Front, request: HttpRequest, prompts: Sequence[dict[str, Any]], samples: int
+) -> None:
+    """Count a body as often as engines get it, once an answer, where that makes it large.
+
+    Raises:
+        ApiError: it is too much.
+    """
+    more = len(prompts) - 1
+    rest = len(msgspec.json.encode({**prompts[0], "prompt": None})) if more else 0
+    size = samples * (request.size + more * rest)
+    if size > max(request.size, front.settings.body_bytes):
+        try:
+            request.hold(size)
+        except RequestError as error:
+            raise of_request(error) from None
 
 
 def _samples(endpoint: str, body: Mapping[str, Any]) -> int:

@@ -190,9 +190,7 @@ class Front:
         try:
             raw = await request.read(self.settings.body_bytes, self.settings.body_s)
         except RequestError as error:
-            if error.status == 503:
-                raise unavailable(str(error)) from None
-            raise ApiError(error.status, str(error)) from None
+            raise of_request(error) from None
         if len(raw) > MOST_MARKS and sum(map(raw.count, (b"[", b"{", b'"'))) > MOST_MARKS:
             text = f"the body has more than {MOST_MARKS:,} brackets and quotes: send less at once"
             raise ApiError(413, text, ours=True)
@@ -289,6 +287,13 @@ def json_response(
     """Return a JSON answer."""
     body = msgspec.json.encode(value)
     return Response(body, status=status, headers={"Content-Type": _JSON, **(headers or {})})
+
+
+def of_request(error: RequestError) -> ApiError:
+    """Return an error of a body as the client gets it."""
+    if error.status == 503:
+        return unavailable(str(error))
+    return ApiError(error.status, str(error), ours=True)
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:

@@ -123,6 +123,11 @@ class HttpRequest:
         return int(self.headers.get("content-length", 0))
 
     @property
+    def size(self) -> int:
+        """Bytes of its body, unpacked, from when it was read until it is dropped."""
+        return len(self._read or b"")
+
+    @property
     def has_body(self) -> bool:
         return self.content_length > 0 or "transfer-encoding" in self.headers
 
@@ -140,7 +145,7 @@ class HttpRequest:
             return
         if self._error is None:
             try:
-                self._hold(self._held + len(data))
+                self.hold(self._held + len(data))
             except RequestError as error:
                 self.fail(RequestError(error.status, str(error)))
         if self._error is not None:
@@ -162,15 +167,18 @@ class HttpRequest:
         self.release()
         self._wake()
 
-    def _hold(self, size: int) -> None:
-        """Count so many bytes.
+    def hold(self, size: int) -> None:
+        """Count so many bytes of its body, and of what is made of it.
 
         Raises:
-            RequestError: with those of other requests they are too many.
+            RequestError: they are too many, alone or with those of other requests.
         """
         receiving, was, held = self.connection.receiving, self._held > LARGE_BYTES, self._held
         large = size > LARGE_BYTES
         others = receiving.used[large] - held * (was == large)
+        if size > receiving.limit:
+            text = f"its answers take {size:,} bytes of requests to engines: ask for fewer at once"
+            raise RequestError(413, text)
         if size > held and others + size > receiving.limit:
             kind = "large bodies" if large else "bodies"
             text = f"{kind} that come or wait have more than {receiving.limit:,} bytes"
@@ -181,7 +189,7 @@ class HttpRequest:
 
     def release(self) -> None:
         """Drop its body: it is answered, or what came of it is not read."""
-        self._hold(0)
+        self.hold(0)
         self.drop_body()
 
     def drop_body(self) -> None:
@@ -219,7 +227,7 @@ class HttpRequest:
         self._pieces.clear()
         try:
             found = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
-            self._hold(len(found) if len(found) > LARGE_BYTES else 0)
+            self.hold(len(found) if len(found) > LARGE_BYTES else 0)
         except RequestError as error:
             self._error = RequestError(error.status, str(error))  # for a second read
             raise

@@ -10,6 +10,7 @@ from tests.gateway.served import NO_AIOHTTP, run
 
 pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
+from heddle_gateway import http_server
 from heddle_gateway.openai_api import joined_usage, sample
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from tests.gateway.test_http import IDS, client
@@ -107,6 +108,29 @@ def test_samples_of_token_ids_are_choices_and_an_abort_ends_them_all():
             assert (await http.post("/abort_requests", {"request_ids": ["r"]}))["aborted"] == 2
             ends = [choice["finish_reason"] for choice in (await going)["choices"]]
             assert ends == ["abort", "abort"]
+
+    run(main())
+
+
+def test_many_answers_of_a_large_body_are_refused_before_any_begins(monkeypatch):
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
+
+    async def main() -> None:
+        async with client(settings={"body_bytes": 100_000}, mean_tokens=2) as http:
+
+            async def ask(path: str, **fields: Any) -> int:
+                status, answer = await http("POST", path, {"max_tokens": 2, **fields})
+                assert (status == 200) or "ask for fewer" in answer["error"]["message"]
+                return status
+
+            large, small = "x" * 20_000, "x" * 200
+            messages = [{"role": "user", "content": "one two"}]
+            assert await ask(CHAT, messages=messages, n=8, user=small) == 200
+            assert await ask(CHAT, messages=messages, n=8, user=large) == 200
+            assert await ask(CHAT, messages=messages, n=64, user=large) == 413
+            assert await ask(COMPLETIONS, prompt=[small] * 300) == 200
+            assert await ask(COMPLETIONS, prompt=["one"] * 64, user=large) == 413
+            assert len(http.bench.events(StepFinished)) == 8 + 8 + 300
 
     run(main())
 
