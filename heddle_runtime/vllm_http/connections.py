@@ -198,6 +198,8 @@ class HttpCall:
             self._connection = connection
             try:
                 connection.send(self._request)
+                if self._request[:4] != b"GET ":  # it is sent once, and its answer may take hours
+                    self._request = b""
                 if self._timer is None and (self._limit_s or self._silence_s):
                     self._look(loop)
                 while not connection.status:

@@ -1,6 +1,8 @@
 """Pooled connections: what is used again, what breaks off, and how long calls may take."""
 
 import asyncio
+import gc
+import tracemalloc
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -149,6 +151,22 @@ def test_a_call_that_takes_too_long_ends_and_so_does_a_stream_that_is_silent():
 
     run(server, use)
     assert server.connections == 3
+
+
+def test_a_body_is_dropped_once_it_is_sent():
+    async def use(endpoint: Endpoint) -> None:
+        body = {"text": "x" * 4_000_000}
+        tracemalloc.start()
+        try:
+            async with endpoint.post("/generate", body, limit_s=20.0) as answer:
+                assert answer.status == 200
+                gc.collect()
+                held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 2_000_000
+
+    run(Raw(STREAM), use)
 
 
 def test_a_cancelled_call_closes_its_connection():
