@@ -307,6 +307,7 @@ class ClientStep:
         if self.over:
             # An answer is kept for a minute: what it was made of is much larger.
             self.relay, self.prompt_ids, self.prompt_json = None, array("I"), b""
+            self.features = {}  # images among them
             ended = self._for_end
             if self.ended_s is None:
                 self.ended_s = time.monotonic()

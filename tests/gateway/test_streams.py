@@ -382,3 +382,14 @@ def test_an_ended_step_is_freed_without_the_collector():
         assert left() is None
     finally:
         gc.enable()
+
+
+def test_an_ended_step_keeps_no_image_and_no_request():
+    image = {"generate": {"features": {"kwargs_data": "x" * 100}}}
+    rendered = Rendered(prompt_ids=array("I", [1]), features=image)
+    step = ClientStep(CHAT, rendered, max_tokens=4, body={"messages": []})
+    assert step.features == image["generate"]
+    step.take([2, 3])
+    step.finish(GenerationEnd(finish_reason="stop"))
+    assert (step.features, step.relay, len(step.prompt_ids)) == ({}, None, 0)
+    assert list(step.output_ids) == [2, 3]
