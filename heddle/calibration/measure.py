@@ -51,6 +51,7 @@ def choose_sweep(
     gpu: str | None,
     max_running: int | None,
     max_context: int | None,
+    served: bool = False,
 ) -> tuple[SweepSpec, str]:
     """The sweep, and the name of the model; None: derived from the machine and the model.
 
@@ -59,6 +60,10 @@ def choose_sweep(
     """
     most = sys.maxsize
     if config.runtime.engine == "fake":
+        if served:
+            raise MeasuringError(
+                "profile.share is of engines of yours: it needs --engine vllm, or leave it out"
+            )
         profile = load_profiles(config.cluster).only
         model, gpu, limits = profile.model, profile.gpu, GPU_LIMITS
     else:
@@ -79,7 +84,13 @@ def choose_sweep(
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
     spec = SweepSpec(
-        tps=tps, gpu=gpu, max_running=running, max_context=context, size=size, seed=config.seed
+        tps=tps,
+        gpu=gpu,
+        max_running=running,
+        max_context=context,
+        size=size,
+        seed=config.seed,
+        served=served,
     )
     return spec, model
 

@@ -143,6 +143,7 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
         (("-o", "nowhere/sweep.json"), "nowhere: no such folder"),
         (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: "),
         (("--engine", "vllm"), "--model-dir"),
+        (("--set", "profile.share=rows.csv"), "profile.share is of engines of yours"),
     ],
 )
 def test_a_sweep_that_cannot_begin_states_the_reason(
