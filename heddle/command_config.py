@@ -122,8 +122,8 @@ class ProfileSettings:
     sweep: Literal["quick", "small", "full"] = "small"
     """measure: how much is measured."""
     share: str = ""
-    """measure: also run closed loops of clients, print how far off predictions of them are, and
-    write them to this new file, ROWS.csv, which names no host, path or person: to send upstream."""
+    """measure: also run closed loops of clients, and write them to this new ROWS.csv, which names
+    no host, path or person."""
     max_context: int | None = None
     """measure: the longest context. None: 2048; on GPUs 16384."""
     max_fit_error: Percent = 25.0
