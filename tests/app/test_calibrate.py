@@ -173,7 +173,7 @@ def test_engines_of_a_sweep_can_sleep_where_they_have_gpus(
     installed = Installed(SUPPORTED["cpu"], platform)
     monkeypatch.setattr("heddle.calibration.measure.installed_vllm", lambda: installed)
     runtime = RuntimeConfig(engine="vllm", model_dir="model", kv_transfer=kv_transfer)
-    assert settings_of(RunConfig(trace="", runtime=runtime)).sleep_mode is sleeps
+    assert settings_of(RunConfig(trace="traces.jsonl", runtime=runtime)).sleep_mode is sleeps
 
 
 def test_a_model_that_is_none_or_too_short_is_refused(
