@@ -416,13 +416,13 @@ async def beside(bench: Bench, server: Server) -> list[dict[str, Any]]:
     return found
 
 
-def speculative(**config: Any) -> tuple[str, ...]:
-    """The arguments of a drafter."""
-    synthetic = {
+def speculative(*, synthetic: bool = True, **config: Any) -> tuple[str, ...]:
+    """The arguments of a drafter; vLLM accepts by rates on GPUs only."""
+    accepted = {
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": ACCEPTED[: config["num_speculative_tokens"]],
     }
-    return ("--speculative-config", json.dumps({**config, **synthetic}))
+    return ("--speculative-config", json.dumps({**config, **(accepted if synthetic else {})}))
 
 
 async def speculation_part(bench: Bench) -> dict[str, Any]:
@@ -445,7 +445,8 @@ async def speculation_part(bench: Bench) -> dict[str, Any]:
 
 async def drafts_part(bench: Bench) -> dict[str, Any]:
     """Drafts from the prompt, and a head that is loaded and drafts nothing: K = 0."""
-    ngram = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    ngram: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    ngram["synthetic"] = bench.platform == "cuda"
     engines: dict[str, tuple[str, ...]] = {}
     if find_spec("numba"):  # vLLM's n-gram drafter needs it
         engines |= {f"ngram{k}": speculative(num_speculative_tokens=k, **ngram) for k in (1, 3)}

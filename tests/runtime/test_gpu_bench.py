@@ -59,7 +59,7 @@ def test_every_part_on_engines_on_cpu(tmp_path: Path) -> None:
     assert {"plain", "ngram1", "ngram3"} <= set(by_name)
     for name, drafted in (("plain", 0), ("ngram1", 1), ("ngram3", 3)):
         for row in by_name[name]["decode"]:
-            assert row.get("num_draft_tokens", 0.0) == pytest.approx(drafted, rel=0.1)
+            assert row.get("num_draft_tokens", 0.0) <= 1.1 * drafted
             assert row["tokens_of_each"] >= 0.9
     assert by_name["ngram3"]["rollout"]["tokens"] == by_name["plain"]["rollout"]["tokens"]
     if has_nixl():
