@@ -15,8 +15,7 @@ from heddle.cli.replay import ALLOW_POLICY
 from heddle.cli.serving import check_rows
 
 if TYPE_CHECKING:
-    from heddle.command_config import ProfileSettings
-    from heddle.config import RunConfig
+    from heddle.command_config import Config, ProfileSettings
     from heddle_calibrate.measure.session import SweepSpec
     from heddle_sim.profile_files import Profile
 
@@ -87,7 +86,7 @@ def measure(
 
 def _sweep_spec(
     configs: tuple[Path, ...], settings: tuple[str, ...], options: dict[str, Any]
-) -> "tuple[RunConfig, SweepSpec, str]":
+) -> "tuple[Config, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.calibration.measure import choose_sweep
 

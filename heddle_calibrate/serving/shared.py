@@ -31,7 +31,9 @@ def shared_rows(sweep: Sweep) -> bytes:
 
 def _row(sweep: Sweep, trial: ServedTrial) -> dict[str, object]:
     known = known_model(sweep.model)
-    gpu, driver, *_ = [*(sweep.hardware.get("gpus") or [""])[0].split(", "), ""]
+    gpus: list[str] = sweep.hardware.get("gpus") or [""]
+    gpu, _, more = gpus[0].partition(", ")
+    driver = more.partition(", ")[0]
     return {
         "backend": sweep.engine,
         "backend_version": sweep.versions.get(sweep.engine, ""),
@@ -75,4 +77,4 @@ def _errors(rows: Path, profiles: Profiles) -> str:
 
 
 def _mean(runs: Sequence[PredictedRun], name: str) -> float:
-    return 100 * sum(abs(getattr(run, name)) for run in runs) / len(runs)
+    return 100 * float(sum(abs(getattr(run, name)) for run in runs)) / len(runs)
