@@ -6,10 +6,11 @@ Models have the shapes of Qwen3 and random weights, so nothing is downloaded. Ea
 the JSON as soon as it ends, and a part that is there is not measured again. Without a GPU the
 engines run on CPU with a small model: the same calls, and times that say nothing.
 
-`engine`: one engine on most of the card. `speculation`: engines side by side, each with another
-drafter, measured one after the other. Draft tokens are accepted by vLLM's synthetic rejection
-sampler at the rates of `ACCEPTED`, so that cost and acceptance are separate. `pair`: two engines
-with NIXL on the card, and `heddle serve` in front while one is killed.
+`engine`: one engine on most of the card. `speculation`: engines side by side, without and with a
+head, measured one after the other, and sleep; `drafts`: likewise n-grams, and a head at K = 0.
+Draft tokens are accepted by vLLM's synthetic rejection sampler at the rates of `ACCEPTED`, so that
+cost and acceptance are separate. `pair`: two engines with NIXL on the card, and `heddle serve` in
+front while one is killed.
 """
 
 import asyncio
@@ -415,47 +416,68 @@ async def beside(bench: Bench, server: Server) -> list[dict[str, Any]]:
     return found
 
 
-def speculative(**config: Any) -> tuple[str, ...]:
-    """The arguments of a drafter."""
-    synthetic = {
+def speculative(*, synthetic: bool = True, **config: Any) -> tuple[str, ...]:
+    """The arguments of a drafter; vLLM accepts by rates on GPUs only."""
+    accepted = {
         "rejection_sample_method": "synthetic",
         "synthetic_acceptance_rates": ACCEPTED[: config["num_speculative_tokens"]],
     }
-    return ("--speculative-config", json.dumps({**config, **synthetic}))
+    return ("--speculative-config", json.dumps({**config, **(accepted if synthetic else {})}))
 
 
 async def speculation_part(bench: Bench) -> dict[str, Any]:
-    """Engines without and with drafters: iterations by batch, and a rollout of each."""
-    sizes = bench.sizes
-    ngram = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
-    engines: dict[str, tuple[str, ...]] = {}
-    if find_spec("numba"):  # vLLM's n-gram drafter needs it
-        engines["ngram3"] = speculative(num_speculative_tokens=3, **ngram)
+    """Engines without and with a head: iterations by batch, and a rollout of each; sleep."""
+    engines: dict[str, tuple[str, ...]] = {"plain": ()}
     if bench.platform == "cuda":
-        head = {"method": "eagle3", "model": str(write_drafter(bench.folder / "head", bench.model))}
-        engines |= {
+        head = eagle_head(bench)
+        engines = {
             "plain": ("--enable-sleep-mode",),
             "eagle1": speculative(num_speculative_tokens=1, **head),
             "eagle3": speculative(num_speculative_tokens=3, **head),
         }
-    else:
-        engines["plain"] = ()
-    found: dict[str, Any] = {"accepted": ACCEPTED}
-    async with bench.servers(0.22, 9, **engines) as servers:
-        for server in servers:
-            found[server.name] = of_one = {"start_s": server.start_s, **server.logged()}
-            rows: list[dict[str, float]] = []
-            for batch in sizes.draft_batches:
-                # A pattern that repeats: an n-gram drafter always finds what to draft.
-                prompts = [
-                    (bench.ids(f"draft{n}", 32) * sizes.draft_context)[: sizes.draft_context]
-                    for n in range(batch)
-                ]
-                rows += await decode(server, prompts, tokens=sizes.decoded)
-            of_one |= {"decode": rows, "rollout": await rollout(bench, server)}
-        (plain,) = (server for server in servers if server.name == "plain")
+    async with bench.servers(0.28, 9, **engines) as servers:
+        found = await drafted(bench, servers)
+        plain = servers[0]
         if bench.platform == "cuda":
             found["sleep"] = [await nap(plain, level) for level in (1, 1, 1, 2)]
+    return found
+
+
+async def drafts_part(bench: Bench) -> dict[str, Any]:
+    """Drafts from the prompt, and a head that is loaded and drafts nothing: K = 0."""
+    ngram: dict[str, Any] = {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    ngram["synthetic"] = bench.platform == "cuda"
+    engines: dict[str, tuple[str, ...]] = {}
+    if find_spec("numba"):  # vLLM's n-gram drafter needs it
+        engines |= {f"ngram{k}": speculative(num_speculative_tokens=k, **ngram) for k in (1, 3)}
+    if bench.platform == "cuda":
+        none = {"num_speculative_tokens_per_batch_size": [[1, bench.sizes.slots, 0]]}
+        engines["loaded"] = speculative(num_speculative_tokens=1, **eagle_head(bench), **none)
+    if not engines:
+        return {}
+    async with bench.servers(0.28, 9, **engines) as servers:
+        return await drafted(bench, servers)
+
+
+def eagle_head(bench: Bench) -> dict[str, Any]:
+    """The drafter of a head with random weights."""
+    return {"method": "eagle3", "model": str(write_drafter(bench.folder / "head", bench.model))}
+
+
+async def drafted(bench: Bench, servers: Sequence[Server]) -> dict[str, Any]:
+    """Iterations by batch and a rollout of each engine, one after the other."""
+    sizes, found = bench.sizes, dict[str, Any](accepted=ACCEPTED)
+    for server in servers:
+        found[server.name] = of_one = {"start_s": server.start_s, **server.logged()}
+        rows: list[dict[str, float]] = []
+        for batch in sizes.draft_batches:
+            # A pattern that repeats: an n-gram drafter always finds what to draft.
+            prompts = [
+                (bench.ids(f"draft{n}", 32) * sizes.draft_context)[: sizes.draft_context]
+                for n in range(batch)
+            ]
+            rows += await decode(server, prompts, tokens=sizes.decoded)
+        of_one |= {"decode": rows, "rollout": await rollout(bench, server)}
     return found
 
 
@@ -552,6 +574,7 @@ async def killed(bench: Bench, first: Server, second: Server) -> dict[str, Any]:
 PARTS: Mapping[str, Callable[[Bench], Coroutine[Any, Any, dict[str, Any]]]] = {
     "engine": engine_part,
     "speculation": speculation_part,
+    "drafts": drafts_part,
     "pair": pair_part,
 }
 

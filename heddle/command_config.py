@@ -121,6 +121,9 @@ class ProfileSettings:
     """from-config: `auto`, AIConfigurator's kernel times where installed, else the roofline."""
     sweep: Literal["quick", "small", "full"] = "small"
     """measure: how much is measured."""
+    share: str = ""
+    """measure: also run closed loops of clients, and write them to this new ROWS.csv, which names
+    no host, path or person."""
     max_context: int | None = None
     """measure: the longest context. None: 2048; on GPUs 16384."""
     max_fit_error: Percent = 25.0

@@ -159,6 +159,21 @@ class LoopTrial(Trial):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedTrial(Trial):
+    """A closed loop of clients that send new prompts, as in serving benchmarks; means over
+    requests. Never fitted."""
+
+    input_tokens: AtLeastOne
+    """The longest prompt; lengths are drawn from 0.8 of it."""
+    output_tokens: AtLeastOne
+    """The longest output, drawn likewise."""
+    concurrency: AtLeastOne
+    requests: AtLeastOne
+    ttft_s: Positive
+    tpot_s: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """One sweep of one model on one machine."""
 
@@ -195,6 +210,7 @@ class Sweep:
     naps: tuple[SleepTrial, ...] = ()
     beside: tuple[ColocationTrial, ...] = ()
     loops: tuple[LoopTrial, ...] = ()
+    served: tuple[ServedTrial, ...] = ()
     spoiled: int = 0
     """Measurements left out because the engine preempted a step."""
     notes: tuple[str, ...] = field(default=())
@@ -206,7 +222,7 @@ class Sweep:
         return tuple(sorted(int(tp) for tp in self.kv_capacity_tokens))
 
 
-TRIALS = ("decode", "prefill", "aborts", "moves", "lives", "naps", "beside", "loops")
+TRIALS = ("decode", "prefill", "aborts", "moves", "lives", "naps", "beside", "loops", "served")
 
 
 def encode_sweep(sweep: Sweep) -> bytes:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace as replace_struct
 
 from heddle.cluster.config import MAX_RUNNING
 from heddle.cluster.profiles import load_profiles
@@ -32,6 +33,7 @@ from heddle_runtime.clock import RunClock
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm.checks import EnginesChecked, check_engines, check_release, read_model
 from heddle_runtime.vllm.engine import VllmEngine
+from heddle_runtime.vllm.settings import VllmSettings, installed_vllm
 from heddle_sim.engine_client import SimLauncher
 
 GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
@@ -51,6 +53,7 @@ def choose_sweep(
     gpu: str | None,
     max_running: int | None,
     max_context: int | None,
+    served: bool = False,
 ) -> tuple[SweepSpec, str]:
     """The sweep, and the name of the model; None: derived from the machine and the model.
 
@@ -59,6 +62,10 @@ def choose_sweep(
     """
     most = sys.maxsize
     if config.runtime.engine == "fake":
+        if served:
+            raise MeasuringError(
+                "profile.share is of engines of yours: it needs --engine vllm, or leave it out"
+            )
         profile = load_profiles(config.cluster).only
         model, gpu, limits = profile.model, profile.gpu, GPU_LIMITS
     else:
@@ -79,7 +86,13 @@ def choose_sweep(
         if not 1 <= value <= high:
             raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
     spec = SweepSpec(
-        tps=tps, gpu=gpu, max_running=running, max_context=context, size=size, seed=config.seed
+        tps=tps,
+        gpu=gpu,
+        max_running=running,
+        max_context=context,
+        size=size,
+        seed=config.seed,
+        served=served,
     )
     return spec, model
 
@@ -208,6 +221,13 @@ def _sweep_fake(
 # -- vLLM -----------------------------------------------------------------------------------------
 
 
+def settings_of(config: RunConfig) -> VllmSettings:
+    """Of engines that can sleep, on GPUs; not with NIXL, whose registered memory sleep releases."""
+    settings, installed = vllm_settings(config), installed_vllm()
+    on_gpu = installed is not None and installed.platform != "cpu"
+    return replace_struct(settings, sleep_mode=on_gpu and settings.kv_transfer == "none")
+
+
 def _checked(config: RunConfig, spec: SweepSpec) -> EnginesChecked:
     """Check the engines of a sweep: at most two at once."""
     return check_engines(
@@ -218,7 +238,7 @@ def _checked(config: RunConfig, spec: SweepSpec) -> EnginesChecked:
 
 
 def _vllm_facts(config: RunConfig, spec: SweepSpec) -> dict[str, Any]:
-    settings, model = vllm_settings(config), _checked(config, spec).model
+    settings, model = settings_of(config), _checked(config, spec).model
     plain = msgspec.to_builtins(settings)
     plain["model_dir"] = Path(settings.model_dir).name
     kept = model.dtype in ("float32", "float16", "bfloat16") and model.itemsize(
@@ -256,7 +276,8 @@ def _sweep_vllm(
         alive = replace(config.cluster, tp=widest, gpus=2 * widest)
         # vLLM reserves KV for the longest permitted context, so permit only what is measured.
         runtime = replace(config.runtime, max_context=spec.max_context)
-        launcher = open_vllm(replace(config, cluster=alive, runtime=runtime), logs)
+        wanted = replace(config, cluster=alive, runtime=runtime)
+        launcher = open_vllm(wanted, logs, settings_of(wanted))
         tokens = TokenSource(vocabulary, seed=spec.seed)
         await measure(
             launcher, spec, tokens=tokens, on_progress=on_progress, measured=measured, ready=ready

@@ -15,8 +15,7 @@ from heddle.cli.replay import ALLOW_POLICY
 from heddle.cli.serving import check_rows
 
 if TYPE_CHECKING:
-    from heddle.command_config import ProfileSettings
-    from heddle.config import RunConfig
+    from heddle.command_config import Config, ProfileSettings
     from heddle_calibrate.measure.session import SweepSpec
     from heddle_sim.profile_files import Profile
 
@@ -54,10 +53,16 @@ def measure(
     from heddle.calibration.measure import sweep_engines
     from heddle.cli.outputs import new_file, write
     from heddle.cli.progress import progress
+    from heddle_calibrate.serving.shared import before_and_after, shared_rows
     from heddle_calibrate.sweeps import Sweep, encode_sweep
 
     new_file(out)
     config, spec, model = _sweep_spec(configs, settings, options)
+    share = Path(config.profile.share)
+    if spec.served:
+        if share.suffix != ".csv":
+            raise click.UsageError(f"profile.share is {share}: name a new file that ends in .csv")
+        new_file(share)
     with progress("measure", "measurements") as bar:
 
         def on_progress(done: int, total: int, what: str) -> None:
@@ -72,11 +77,16 @@ def measure(
     click.echo(f"{out}: {trials:,} timed iterations and prompts, {sweep.spoiled} left out")
     for note in sweep.notes:
         click.echo(f"note: {note}", err=True)
+    if spec.served:
+        write(share, shared_rows(sweep))
+        click.echo(f"{share}: {len(sweep.served)} closed loops, to send upstream")
+        for line in before_and_after(sweep, share, worst_pct=config.profile.max_fit_error):
+            click.echo(line)
 
 
 def _sweep_spec(
     configs: tuple[Path, ...], settings: tuple[str, ...], options: dict[str, Any]
-) -> "tuple[RunConfig, SweepSpec, str]":
+) -> "tuple[Config, SweepSpec, str]":
     """Read the options as configuration; what is not given is chosen by the machine."""
     from heddle.calibration.measure import choose_sweep
 
@@ -96,6 +106,7 @@ def _sweep_spec(
         gpu=options["gpu"],
         max_running=options["max_running"],
         max_context=config.profile.max_context,
+        served=bool(config.profile.share),
     )
     return config, spec, model
 

@@ -33,6 +33,7 @@ from heddle_sim.profile_files import (
     load_profile,
     read_layout,
 )
+from heddle_sim.profile_parts import release
 
 if TYPE_CHECKING:
     from heddle_calibrate.check import Checked, Ranking
@@ -85,6 +86,10 @@ def show_profile(profile: Profile) -> None:
         f"host time {host.per_step_s * 1e3:.3f} ms a step, {host.per_running_s * 1e3:.3f} ms a "
         f"running sequence, measured on {host.measured_on}"
     )
+    known = {v: each for v, each in (profile.host_versions or {}).items() if release(v)}
+    if known:
+        each = ", ".join(f"{v} {times.per_step_s * 1e3:.3f} ms" for v, times in known.items())
+        click.echo(f"host time of a step by release: {each}; another takes the nearest of them")
     for line in slower_lines(profile):
         click.echo(line)
 

@@ -73,7 +73,7 @@ GPUS = {
         file="h20_derived",
         derived=(
             "the kernel times of H200, each times its roofline time on H20 over that on H200: 148 "
-            "instead of 989 bf16 TFLOP/s, 4.0 instead of 4.8 TB/s, 96 GiB"
+            "instead of 989 bf16 TFLOP/s, 4.0 instead of 4.8 TB/s, 95.1 GiB"
         ),
         base="h200",
         table="derived_h20",

@@ -1,7 +1,10 @@
 """Measurements on one engine: decoding batches, prompts, aborts, and clients in a loop."""
 
 import asyncio
+from collections.abc import Iterator
 from functools import partial
+from random import Random
+from statistics import fmean
 
 from heddle_calibrate.measure.cells import (
     SHORTEST,
@@ -15,11 +18,16 @@ from heddle_calibrate.measure.cells import (
 from heddle_calibrate.measure.probe import StepSample
 from heddle_calibrate.measure.session import PlannedTrial, Session
 from heddle_calibrate.measure.trials import decode_trial, loop_trial, prefill_trials
-from heddle_calibrate.sweeps import AbortTrial
+from heddle_calibrate.sweeps import AbortTrial, ServedTrial
 from heddle_core.ids import GroupId
 from heddle_rollout.engines import EngineClient, StepRequest
 from heddle_rollout.scripted_agent import ScriptedAgent
 from heddle_trace.schema import TrajectoryScript
+
+MOST_INPUT, MOST_OUTPUT, WAVES = 1024, 256, 5
+"""Tokens of a request of `serve_clients`, and requests of each client."""
+LENGTHS = 0.8
+"""They are drawn from this part of the most up, as `heddle_calibrate.serving.replay` assumes."""
 
 
 def trials_on(session: Session, engine: EngineClient) -> list[PlannedTrial]:
@@ -148,3 +156,46 @@ async def _client(
             engine.forget(agent.id)
             return samples
         agent.on_tool_timeout(0.0)
+
+
+async def serve_clients(session: Session, engine: EngineClient) -> None:
+    """Run closed loops of one client, a quarter of the slots, and all of them, on new prompts."""
+    counts = sorted({1, max(1, session.most // 4), session.most})
+    session.expect(len(counts))
+    for clients in counts:
+        session.begin(f"{clients} clients")
+        longest = session.limits.longest(clients, 0)
+        most_in = min(MOST_INPUT, longest * 4 // 5)
+        most_out = min(MOST_OUTPUT, longest - most_in)
+        rng, samples = Random(f"{session.spec.seed}/served/{clients}"), list[StepSample]()
+        sizes = iter(
+            [
+                [rng.randint(max(1, round(LENGTHS * most)), most) for most in (most_in, most_out)]
+                for _ in range(WAVES * clients)
+            ]
+        )
+
+        async def client(
+            sizes: Iterator[list[int]] = sizes, samples: list[StepSample] = samples
+        ) -> None:
+            for prompt, output in sizes:
+                sequence = session.cold(prompt)
+                samples.append(await session.probe.step(engine, sequence.request(prompt, output)))
+                engine.forget(sequence.trajectory)
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        if any(each.end.recomputes for each in samples):
+            session.measured.spoiled += 1
+            continue
+        session.measured.served.append(
+            ServedTrial(
+                order=session.position,
+                tp=session.tp,
+                input_tokens=most_in,
+                output_tokens=most_out,
+                concurrency=clients,
+                requests=len(samples),
+                ttft_s=fmean(each.end.queued_s + each.end.prefill_s for each in samples),
+                tpot_s=fmean(each.end.decode_s / max(1, each.end.tokens - 1) for each in samples),
+            )
+        )

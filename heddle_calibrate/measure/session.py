@@ -16,6 +16,7 @@ from heddle_calibrate.sweeps import (
     LoopTrial,
     MoveTrial,
     PrefillTrial,
+    ServedTrial,
     SleepTrial,
     StartStopTrial,
 )
@@ -34,6 +35,8 @@ class SweepSpec:
     """Tokens of prompt and output together, at most."""
     size: SizeName
     seed: int
+    served: bool = False
+    """Whether to run loops of clients as serving benchmarks do."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Measurements:
     naps: list[SleepTrial] = field(default_factory=list)
     beside: list[ColocationTrial] = field(default_factory=list)
     loops: list[LoopTrial] = field(default_factory=list)
+    served: list[ServedTrial] = field(default_factory=list)
     spoiled: int = 0
     notes: dict[str, None] = field(default_factory=dict)
 

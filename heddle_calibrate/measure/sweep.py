@@ -7,7 +7,7 @@ prompts of a timed batch are in the prefix cache before, so that its steps begin
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from heddle_calibrate.measure.one_engine import loops, trials_on, warm_up
+from heddle_calibrate.measure.one_engine import loops, serve_clients, trials_on, warm_up
 from heddle_calibrate.measure.probe import EngineProbe, MeasureError
 from heddle_calibrate.measure.session import Measurements, OnProgress, Session, SweepSpec
 from heddle_calibrate.measure.two_engines import trials_between
@@ -75,6 +75,8 @@ async def _measure_at(session: Session, ready: Callable[[EngineClient], None]) -
     await warm_up(session, engine)
     await session.shuffled(trials_on(session, engine))
     await loops(session, engine)
+    if session.spec.served:
+        await serve_clients(session, engine)
     await _with_two(session, engine)
     await _sleep(session, engine)
     await _stop(session, engine, start_s, others=0)

@@ -15,6 +15,7 @@ from heddle_calibrate.roofline.sglang_memory import kv_gain_tokens
 from heddle_calibrate.serving.replay import SHORTEST
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
+from heddle_sim.profile_parts import MEASURED
 
 RECIPES = Path(__file__).with_name("recipes.csv")
 """The first row that fits a run counts; empty cells fit all, `since` and `until` its date."""
@@ -127,7 +128,7 @@ def with_limits(
     if engine == "sglang":
         share = None if "memory_share" in own.assumed else own.memory_share
         tokens += table.dp * kv_gain_tokens(profile, profile.shape(table.tp), share)
-    elif gpu is not None:
+    elif gpu is not None and profile.source.package != MEASURED:
         each = profile.kv_bytes_per_token / min(table.tp, profile.kv_heads or table.tp)
         tokens += table.dp * (own.memory_share - MEMORY_SHARE) * gpu.memory / each
     return replace(

@@ -229,7 +229,7 @@ def _credible(rows: Sequence[ServingRow]) -> tuple[list[ServingRow], list[LeftOu
     return [r for r in rows if r not in slow], [LeftOut(r.line, reason) for r in rows if r in slow]
 
 
-def _profile_name(row: ServingRow) -> str:
+def profile_name(row: ServingRow) -> str:
     """Name that a profile of the row's model and precision has."""
     own = known_model(row.model)
     if own is None or (row.precision == "fp4" and own.precision == "mxfp4"):
@@ -254,7 +254,7 @@ def profile_of(row: ServingRow, profiles: Mapping[tuple[str, str], Profile]) -> 
 
     Where experts cannot be cut as published, the engine spreads them over its GPUs.
     """
-    named = _profile_name(row)
+    named = profile_name(row)
     found = profiles.get((named, row.gpu)) or _by_shape(named, row.gpu)
     if isinstance(found, str):
         return found

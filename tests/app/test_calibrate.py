@@ -14,7 +14,7 @@ from heddle_calibrate.sweeps import read_sweep
 from heddle_core.ids import EngineId
 from heddle_rollout.clock import Clock
 from heddle_runtime.virtual_time import run_virtual
-from heddle_runtime.vllm.settings import SUPPORTED, Installed
+from heddle_runtime.vllm.settings import SUPPORTED, Installed, Platform
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from heddle_trace import synth, write_trace
@@ -143,6 +143,7 @@ def test_a_profile_file_serves_every_verb_that_takes_a_model(
         (("-o", "nowhere/sweep.json"), "nowhere: no such folder"),
         (("--engine", "vllm", "--model-dir", "there"), "vLLM is not installed: "),
         (("--engine", "vllm"), "--model-dir"),
+        (("--set", "profile.share=rows.csv"), "profile.share is of engines of yours"),
     ],
 )
 def test_a_sweep_that_cannot_begin_states_the_reason(
@@ -157,6 +158,22 @@ def test_a_sweep_that_cannot_begin_states_the_reason(
     message = refused("profile", "measure", *SMALL, *args, *out, status=status)
     assert said in message
     assert not Path("sweep.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("platform", "kv_transfer", "sleeps"),
+    [("cuda", "none", True), ("cuda", "nixl", False), ("cpu", "none", False)],
+)
+def test_engines_of_a_sweep_can_sleep_where_they_have_gpus(
+    monkeypatch: pytest.MonkeyPatch, platform: Platform, kv_transfer: Any, sleeps: bool
+) -> None:
+    from heddle.calibration.measure import settings_of
+    from heddle.config import RunConfig, RuntimeConfig
+
+    installed = Installed(SUPPORTED["cpu"], platform)
+    monkeypatch.setattr("heddle.calibration.measure.installed_vllm", lambda: installed)
+    runtime = RuntimeConfig(engine="vllm", model_dir="model", kv_transfer=kv_transfer)
+    assert settings_of(RunConfig(trace="traces.jsonl", runtime=runtime)).sleep_mode is sleeps
 
 
 def test_a_model_that_is_none_or_too_short_is_refused(

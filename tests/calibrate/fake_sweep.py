@@ -23,6 +23,7 @@ def sweep_spec(
     max_running: int = 16,
     max_context: int = 4096,
     seed: int = 1,
+    served: bool = False,
 ) -> SweepSpec:
     return SweepSpec(
         tps=tps,
@@ -31,6 +32,7 @@ def sweep_spec(
         max_context=max_context,
         size="small",
         seed=seed,
+        served=served,
     )
 
 

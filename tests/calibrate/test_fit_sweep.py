@@ -35,8 +35,10 @@ from tests.calibrate.fake_sweep import (
 H200 = load_profile("qwen3-8b", "h200")
 
 
-def sweep(table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,)) -> Sweep:
-    wanted = sweep_spec(tps=tps, max_running=32, max_context=8192)
+def sweep(
+    table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,), *, served: bool = False
+) -> Sweep:
+    wanted = sweep_spec(tps=tps, max_running=32, max_context=8192, served=served)
     found = sweep_of(table, wanted)
     return Sweep(
         schema="heddle.sweep/1",
@@ -65,6 +67,7 @@ def sweep(table: Callable[[int], LatencyTable], tps: tuple[int, ...] = (1,)) -> 
         naps=tuple(found.naps),
         beside=tuple(found.beside),
         loops=tuple(found.loops),
+        served=tuple(found.served),
         spoiled=found.spoiled,
         notes=tuple(found.notes),
     )

@@ -38,10 +38,14 @@ def test_a_sweep_of_real_engines_makes_a_profile(
     monkeypatch.setitem(SIZES, "quick", least)
     out = tmp_path / "sweep.json"
     before = descendants()
-    done = CliRunner().invoke(
-        main, ["profile", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
-    )
+    shared = tmp_path / "rows.csv"
+    measure = ["profile", "measure", *ENGINES, "--model-dir", str(model), "-o", str(out)]
+    done = CliRunner().invoke(main, [*measure, "--set", f"profile.share={shared}"])
     assert done.exit_code == 0, done.output
+    assert "before, by the known profile: no answer: no profile of unnamed on cpu" in done.output
+    assert "after, by a profile of the sweep: TPOT " in done.output
+    assert len(shared.read_text().splitlines()) == 1 + 2
+    assert str(tmp_path) not in shared.read_text()
     sweep = read_sweep(out)
     assert (sweep.model, sweep.gpu, sweep.engine, sweep.precision) == (
         "tiny",

@@ -8,7 +8,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -48,6 +48,7 @@ from tools.profiles.serving_page import serving_page
 from tools.profiles.serving_profile import inherited, newest_last, stated_before, with_serving
 
 NO_RUNS = "no runs of it"
+TRENDS = {"per_step": "host time of a step in ms", "prefill": "factor on kernel time of prompts"}
 TABLE_HOST = "host time of dense models in bfloat16 comes with their tables"
 
 
@@ -65,8 +66,8 @@ class FittedServing:
     """Why the other profiles ("model.gpu") are as they were."""
     sglang: Mapping[str, object] | None = None
     """`sglang.json`, where there are rows of it."""
-    trend: tuple[float, float, float] | None = None
-    """Of vLLM's runs, where they are of three releases or more; see `release_trend`."""
+    trends: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """Of vLLM's runs, where they are of three releases or more; by a key of `TRENDS`."""
 
 
 def fit_rows(
@@ -85,12 +86,12 @@ def fit_rows(
     prior = same_for_all if from_scratch else stated_before(profiles.values())
     seen: list[PredictedRun] = []
     unseen: dict[str, list[PredictedRun]] = {part: [] for part in LEFT_OUT}
-    trend = None
+    trends: dict[str, tuple[float, float, float]] = {}
     for engine in sorted({sample.row.engine for sample in found}):
         own = [sample for sample in found if sample.row.engine == engine]
         fit = fit_serving(own, prior)
         if engine == "vllm" and len({release(s.row.version) for s in own} - {()}) > 2:
-            trend = release_trend(fit)
+            trends = {quantity: release_trend(fit, quantity) for quantity in TRENDS}
         without = {part: fits_without(own, prior, part) for part in LEFT_OUT}
         for sample in own:
             names = f"{sample.model}.{sample.row.gpu}", sample.row.version
@@ -112,7 +113,7 @@ def fit_rows(
         profiles=fitted,
         kept=kept,
         sglang=sglang_terms(sglang, seen, unseen["layout"]) if sglang else None,
-        trend=trend,
+        trends=trends,
     )
 
 
@@ -327,7 +328,8 @@ def command(
             **plain_report(fitted.seen),
             "unseen": plain_report(fitted.unseen["layout"]),
             "parts_left_out": left_out_errors(fitted),
-            "host_step_ms_by_release": fitted.trend,
+            "host_step_ms_by_release": fitted.trends.get("per_step"),
+            "prompt_factor_by_release": fitted.trends.get("prefill"),
             "written": [f"{p.model}.{p.gpu}" for p in fitted.profiles],
             "kept": dict(fitted.kept),
         }
@@ -340,24 +342,23 @@ def command(
     for row in left_out_errors(fitted):
         table.add_row(*(str(row[name]) for name in ("part", *COLUMNS)))
     show(table)
-    if fitted.trend is not None:
-        slope, error, spread = fitted.trend
+    for quantity, (slope, error, spread) in fitted.trends.items():
         click.echo(
-            f"host time of a step by vLLM release: {slope:+.2f} ms from one to the next, standard "
-            f"error {error:.2f} ms; releases differ from that line by {spread:.2f} ms"
+            f"{TRENDS[quantity]} by vLLM release: {slope:+.2f} from one to the next, standard "
+            f"error {error:.2f}; releases differ from that line by {spread:.2f}"
         )
     _show_written(fitted, folder, from_scratch=from_scratch)
     if out is not None:
         click.echo(f"page: {out}")
 
 
-def release_trend(fit: ServingFit) -> tuple[float, float, float]:
-    """Host time of a step in ms: change from one release of vLLM to the next, its standard
-    error, and the standard deviation about that line."""
+def release_trend(fit: ServingFit, of: str) -> tuple[float, float, float]:
+    """A quantity of a fit, host time in ms: change from one release of vLLM to the next, its
+    standard error, and the standard deviation about that line."""
     steps = {
-        release(version): value * 1e3
+        release(version): value * (1e3 if of == "per_step" else 1.0)
         for (quantity, level, version), value in fit.terms.items()
-        if (quantity, level) == ("per_step", "version") and release(version)
+        if (quantity, level) == (of, "version") and release(version)
     }
     minor = np.array([numbers[1] for numbers in steps], float)
     value = np.array(list(steps.values()))

@@ -379,6 +379,8 @@ def test_a_trend_by_release_is_the_line_of_its_terms() -> None:
     names = {f"0.{minor}.0": 1e-3 + 2e-4 * minor for minor in range(11, 19)}
     terms = {("per_step", "version", name): value for name, value in names.items()}
     terms |= {("per_step", "version", "nightly"): 9.0, ("per_step", "family", ""): 9.0}
-    slope, error, spread = release_trend(ServingFit(terms=terms))
-    assert slope == pytest.approx(0.2)
-    assert max(error, spread) < 1e-9
+    terms |= {("prefill", "version", name): 1e-3 * value for name, value in names.items()}
+    for quantity, rise in (("per_step", 0.2), ("prefill", 2e-7)):
+        slope, error, spread = release_trend(ServingFit(terms=terms), quantity)
+        assert slope == pytest.approx(rise)
+        assert max(error, spread) < 1e-9
