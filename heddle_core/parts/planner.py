@@ -462,9 +462,12 @@ def _partly(wide: EngineShape, shapes: Sequence[EngineShape], gpus: int) -> list
 def _least_regret(estimates: Sequence[Sequence[float]], *, single: int | None = None) -> int:
     """Position of the least makespan over the least one, in the mean of the logarithms.
 
-    One of the first `single`, if it is given, where it gains `_ONE_SHAPE` over the others.
+    One of the first `single`, if it is given, where it gains `_ONE_SHAPE` over the others, or
+    where others bring nothing.
     """
     logs = np.log(np.asarray(estimates))
     regret = (logs - logs.min(axis=1, keepdims=True)).mean(axis=0)
-    regret[:single] += _ONE_SHAPE
-    return int(regret.argmin())
+    best = int(regret[:single].argmin())
+    other = np.where(np.isclose(regret, regret[best], atol=1e-9), np.inf, regret - _ONE_SHAPE)
+    other[:single] = regret[:single]
+    return int(other.argmin())
