@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import numpy as np
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gains = ("over_practice", "over_packed_baseline")
     means = {
         gain: {
-            "mean": fmean(cell[gain] for cell in cells),
+            "mean": geometric_mean(cell[gain] for cell in cells),
             "least": min(cell[gain] for cell in cells),
         }
         for gain in gains

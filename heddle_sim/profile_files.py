@@ -200,6 +200,7 @@ class Profile:
                 t1_s=b.t1_s / self.attention_dp,
                 t2_s=b.t2_s / self.attention_dp,
                 prefill_s=b.prefill_s / self.attention_dp,
+                per_prefill_s=self.host.per_prefill_s / self.attention_dp,
                 kv_capacity_tokens=b.kv_capacity_tokens * self.attention_dp,
                 filling=_over_ranks(b.filling, self.attention_dp),
             )

@@ -36,7 +36,8 @@ class EpochDataset(RLHFDataset):  # type: ignore[misc]
         self._order = RowOrder(
             self._ids,
             EpochSettings.of(config.get("heddle"), _PLACE),
-            batch=config.train_batch_size,
+            # What verl's loader draws at once; of 1, as for filtered groups, several make a batch.
+            batch=max(config.get("gen_batch_size") or 0, config.train_batch_size),
             seed=config.seed,
             place=_PLACE,
         )

@@ -12,7 +12,14 @@ from typing import TypeAlias
 
 from heddle.comparison.estimates import LONG_S, SEEDS
 from heddle.comparison.result import Comparison, policy_results
-from heddle.comparison.tuning import Choice, Tuning, Variant, tuning, with_policy
+from heddle.comparison.tuning import (
+    Choice,
+    Tuning,
+    Variant,
+    tuning,
+    with_admission,
+    with_policy,
+)
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
 from heddle.cost.objective import Objective, prices_for
@@ -26,6 +33,7 @@ from heddle.search.race import OnRound
 from heddle.search.tuned import tuned
 from heddle.setup import Workspace, ideal_levels, makespan_bound, prepare
 from heddle.simulation import RunResult, simulate
+from heddle_core.presets import ADAPTIVE
 
 MAX_SEEDS = 1_000
 SEED_END = 2**32
@@ -69,7 +77,7 @@ def compare(
     names = matching(["all"] if policies is None else policies, config)
     races = policies is None or any(map(is_pattern, policies))
     require(not (races and roles), ROLES_NEED_NAMES)
-    _check(names, seeds, config.seed, jobs)
+    _check([with_admission(name, config.cluster) for name in names], seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
     warning = check_history(config, shared.trace(config.trace), again=True)
     raced, tried = None, (tps, slots, speculation)
@@ -159,7 +167,8 @@ def _check(policies: Sequence[str], seeds: int | None, first_seed: int, jobs: in
         raise ConfigError("no policy is named: list them in --policies; see `heddle policies list`")
     twice = [p for p in dict.fromkeys(policies) if list(policies).count(p) > 1]
     if twice:
-        raise ConfigError(f"policy {twice[0]!r} is named twice: name it once")
+        added = f"; --max-running auto adds +{ADAPTIVE}" if twice[0].endswith(ADAPTIVE) else ""
+        raise ConfigError(f"policy {twice[0]!r} is named twice: name it once{added}")
     seeds = SEEDS if seeds is None else seeds
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"seeds must be from 1 to {MAX_SEEDS:,}, not {seeds}")

@@ -46,6 +46,13 @@ Choice: TypeAlias = Literal["best"] | Sequence[int] | None
 """Settings to try: every useful one, those that are listed, or the configuration's only."""
 
 
+def with_admission(policy: str, cluster: ClusterConfig) -> str:
+    """A policy's name with the part that `max_running` ``auto`` adds, but to `heddle`."""
+    base, *parts = policy.split("+")
+    added = cluster.adaptive and base != OURS[0] and ADAPTIVE not in parts
+    return f"{policy}+{ADAPTIVE}" if added else policy
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """One row of a comparison: a policy on a cluster."""
@@ -72,10 +79,8 @@ class Variant:
 
     @property
     def full_policy(self) -> str:
-        """With the part that `cluster.max_running` ``auto`` adds, but to `heddle`."""
-        base, *parts = self.policy.split("+")
-        added = self.cluster.adaptive and base != OURS[0] and ADAPTIVE not in parts
-        return f"{self.policy}+{ADAPTIVE}" if added else self.policy
+        """With the part that `cluster.max_running` ``auto`` adds."""
+        return with_admission(self.policy, self.cluster)
 
     @property
     def contest(self) -> tuple[str, bool]:

@@ -5,11 +5,13 @@ After the line of the schema comes one for each sample that has ended, such as
 one write: a reader may come at any time, and several programs may append.
 """
 
+import fcntl
 import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from os import SEEK_END
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,7 +66,8 @@ class EpochFile:
         self._path = path
         try:
             with path.open("ab+", buffering=0) as file:
-                size = file.tell()
+                fcntl.flock(file, fcntl.LOCK_EX)  # against a line of another program
+                size = file.seek(0, SEEK_END)
                 file.seek(0)
                 if size:
                     _check_schema(path, file.readline(_LONGEST_LINE))
@@ -84,6 +87,8 @@ class EpochFile:
         """
         line = _ENCODER.encode(SampleLength(prompt, tokens, time.time())) + b"\n"
         with self._path.open("ab", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0, SEEK_END)
             line = line if file.tell() else _FIRST_LINE + line
             if file.write(line) != len(line):
                 raise OSError("a line was written in part")

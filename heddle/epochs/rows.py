@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle.config_error import ConfigError, require
-from heddle.epochs.file import read_samples
+from heddle.epochs.file import prompt_id, read_samples
 from heddle_core.ids import GroupId
 from heddle_core.loop.epoch import LEAST_KNOWN, EpochPlan, lengths_by_age
 
@@ -82,6 +82,11 @@ class RowOrder:
             ConfigError: a key is wrong, or the file is not of this data set.
         """
         self._plan, self._goes_on = settings.checked(place), settings.on_mismatch == "random"
+        require(
+            batch > 0,
+            f"batches have {batch} prompts: order by length needs a synchronous trainer, with a "
+            "batch size of 1 or more",
+        )
         require(not seed or seed > 0, f"the seed of the order of rows is {seed}: give 0 or more")
         self._ids, self._path = ids, Path(settings.epoch_file)
         self._place, self._batch, self._seed = place, batch, seed or 0
@@ -128,15 +133,20 @@ class RowOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"starts": list(self._starts), "rows": self.rows, "at": self._at}
+        prompts = prompt_id(self._ids)
+        return {"starts": [*self._starts], "rows": self.rows, "at": self._at, "prompts": prompts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on in the epoch of a checkpoint.
 
         Raises:
-            ConfigError: the checkpoint is of a data set of another size.
+            ConfigError: the checkpoint is of another data set.
         """
-        rows = state["rows"]
+        rows, own = state["rows"], prompt_id(self._ids)
+        require(
+            state.get("prompts", own) == own or len(rows or self._ids) != len(self),
+            "the checkpoint's order is of other prompts: resume with its data set",
+        )
         if rows is not None and len(rows) != len(self):
             raise ConfigError(
                 f"the checkpoint has an order of {len(rows):,} prompts, and the data set has "

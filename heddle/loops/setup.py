@@ -212,6 +212,8 @@ def prepare_loop(
     data = DataSet.kept(workspace, scripts, samples=samples, least=config.least_samples)
     check_recorded(config, scripts)
     check_data(config, name, regime, data)
+    past = data.known(run.history.epochs)
+    check_packing(config, data, len(lengths_by_age(past)), run.history.name)
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:
         raise UnfitError(
             f"regime {name} sums the gradients of a batch, and loop.optimizer_steps "
@@ -228,8 +230,6 @@ def prepare_loop(
         gpus=gpus if shared else gpus + cluster.gpus,
         relayed=not regime.update.waits,
     )
-    past = data.known(run.history.epochs)
-    check_packing(config, data, len(lengths_by_age(past)), run.history.name)
     return LoopSetup(
         requested=requested,
         config=config,

@@ -18,6 +18,8 @@ from types import MappingProxyType
 from typing import Any, get_type_hints
 
 from heddle_core.hooks import FURTHER
+from heddle_core.parts.migration import Never
+from heddle_core.parts.planner import EqualProgressPlan
 from heddle_core.parts.table import KINDS, PARTS, Kind, Part, kind_of
 from heddle_core.policy import Policy, PolicyContext, Predictor
 from heddle_core.presets import ADAPTIVE, PRESETS, adaptive
@@ -78,6 +80,9 @@ def load_policy(
         check(f"policy {base!r}", {kind: getattr(policy, kind) for kind in KINDS})
     own = [part for part in parts if part != ADAPTIVE]
     policy = replace(policy, **dict(load_part(part, context, extra=extra) for part in own))
+    if isinstance(policy.migration, Never) and isinstance(policy.planner, EqualProgressPlan):
+        # Two TP degrees pay by moves.
+        policy = replace(policy, planner=EqualProgressPlan(context, mixes=False))
     return policy if own == parts else adaptive(policy, context)
 
 

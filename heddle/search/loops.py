@@ -58,6 +58,9 @@ SPLITS_KEPT: Final = 2
 """Settings that are tried under other policies, and then with other numbers of running steps."""
 PACKED: Final = "sorted"
 """Order of the prompts of an epoch that is tried beside a random one."""
+UNPACKED: Final = (
+    f"batches of prompts of like length (loop.epoch_plan = {PACKED}) were not tried: give more time"
+)
 MEASURED: Final = 3
 """Batches that times of the search are means of."""
 JUDGED: Final = 4
@@ -119,6 +122,8 @@ def search_loops(
         if each in race.made["judge"] and not race.over:
             judged[each] = found.judged(race, each)
     setup = found.setup(chosen)
+    if begun is not None and all(c.epoch_plan != PACKED for c in race.made["search"]):
+        notes += (UNPACKED,)
     return SearchResult(
         setup=setup.run,
         judged=best_of_kinds(judged, chosen, comes),

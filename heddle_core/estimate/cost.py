@@ -43,6 +43,8 @@ class StepCost:
     """Seconds that each token of context in the batch adds."""
     prefill_s: float
     """Seconds that each prompt token to prefill adds."""
+    per_prefill_s: float = 0.0
+    """Seconds of the host that each prefill adds, however few its tokens."""
     kv_capacity_tokens: int
     """Tokens of KV that the engine holds at once."""
     load_s: float | None = None

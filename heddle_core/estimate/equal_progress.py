@@ -3,9 +3,10 @@
 Nothing is known of single lengths here, only their distribution. Once every trajectory has made
 `x` output tokens, the longer ones are left, `n` in all. They are spread over the engines for the
 most output tokens a second, which assumes that trajectories may move. With a batch of `b`, each
-with `c` tokens of context, and `a` tokens that tools append per output token, an engine makes
+with `c` tokens of context, and for each output token `a` tokens that tools append and `p` prefills,
+an engine makes
 
-    rate(b) = b / (t0 + b * (t1 + t2 * c + prefill * a))
+    rate(b) = b / (t0 + b * (t1 + t2 * c + prefill * a + per_prefill * p))
 
 tokens a second. Those in tools are in no batch: `n` is the sum of all batches, and of the sum of
 all rates times the tool seconds per output token. More than the slots or the KV hold wait. An
@@ -70,16 +71,17 @@ def equal_progress_s(
     distinct, places = np.unique(np.concatenate(stretches), axis=0, return_inverse=True)
     begin, end, left = np.ascontiguousarray(distinct.T)
     tool_s, appended = history.rates_beyond(begin)
+    steps = 1.0 / max(history.step_output_tokens, 1.0)
     context = prompt_tokens + 0.5 * (end + begin) * (1.0 + appended)
     shapes = sorted(by_shape, key=lambda shape: shape.gpus)
     costs = [by_shape[shape] for shape in shapes]
     tried = [*mixes, widened]
     engines = np.array([[mix.get(shape, 0) for shape in shapes] for mix in tried], dtype=float)
     below = [cost.below_knee for cost in costs]
-    pace = _pace_s(below, engines, left, context, (tool_s, appended), max_running)
+    pace = _pace_s(below, engines, left, context, (tool_s, appended, steps), max_running)
     if any(cost.filling for cost in costs):
         filled = [cost.beyond_knee for cost in costs]
-        other = _pace_s(filled, engines, left, context, (tool_s, appended), max_running)
+        other = _pace_s(filled, engines, left, context, (tool_s, appended, steps), max_running)
         pace = np.minimum(pace, other)
     spans = (end - begin) * pace
     restore_rates = engines @ np.array([1.0 / max(cost.restore_s, _LEAST_S) for cost in costs])
@@ -138,21 +140,23 @@ def _pace_s(
     engines: FloatArray,
     left: FloatArray,
     context: FloatArray,
-    tools: tuple[FloatArray, FloatArray],
+    tools: tuple[FloatArray, FloatArray, float],
     max_running: int,
 ) -> FloatArray:
     """Seconds per output token of all, by mix and length.
 
     `engines` counts them by mix and cost. `left` is the number of trajectories by length, `context`
-    the tokens of each, `tools` what they take and append per output token. The rates of a mix are
-    largest where one more sequence adds the same to each engine that is not full. That is the
-    multiplier, `rate'(b) = t0 / (t0 + b * sequence)^2`.
+    the tokens of each, `tools` what they take, append and prefill (seconds, tokens, times) per
+    output token. The rates of a mix are largest where one more sequence adds the same to each
+    engine that is not full. That is the multiplier, `rate'(b) = t0 / (t0 + b * sequence)^2`.
     """
-    tool_s, appended = tools
+    tool_s, appended, steps = tools
     t0_s = np.maximum([cost.t0_s for cost in costs], _LEAST_S)
     # By length and cost.
-    sequence_s = np.stack([c.t1_s + c.t2_s * context + c.prefill_s * appended for c in costs], -1)
-    sequence_s = np.maximum(sequence_s, _LEAST_S)
+    by_cost = (
+        c.t1_s + c.t2_s * context + c.prefill_s * appended + c.per_prefill_s * steps for c in costs
+    )
+    sequence_s = np.maximum(np.stack(list(by_cost), -1), _LEAST_S)
     most = np.stack([np.clip(c.kv_capacity_tokens / context, 1.0, max_running) for c in costs], -1)
 
     def rates(log_multiplier: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -273,7 +273,7 @@ PARTS: Final = Parts(
         ),
         "equal_progress": Part(
             planner.EqualProgressPlan,
-            "one TP degree or two by history's lengths; `portfolio` where lengths are known",
+            "one TP degree, or two where homes move; `portfolio` where lengths are known",
         ),
         "one_degree": Part(
             lambda s: planner.EqualProgressPlan(s, mixes=False),

@@ -173,6 +173,12 @@ def test_absurd_requests_are_refused(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_policy_that_auto_makes_another_one_is_named_twice(config: RunConfig):
+    adaptive = replace(config, cluster=replace(config.cluster, adaptive=True))
+    with pytest.raises(ConfigError, match=r"'verl\+adaptive' is named twice.*auto adds"):
+        compare(adaptive, ["verl", "verl+adaptive"])
+
+
 def test_a_context_over_capacity_is_refused_or_left_out(trace: Path, tmp_path: Path):
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     lines[2]["prompt_tokens"] = 900_000

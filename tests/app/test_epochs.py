@@ -1,6 +1,8 @@
 """Epoch files, and the order of a data set by them; frameworks' own loaders are in other tests."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,21 @@ def test_lines_of_several_programs_are_read_and_an_unfinished_one_is_cut(tmp_pat
     EpochFile(path).add("d", 8)
     found = [(each.prompt, each.tokens) for each in read_samples(path)]
     assert found == [("a", 5), ("b", 6), ("a", 7), ("d", 8)]
+
+
+def test_no_line_is_lost_where_others_open_the_file(tmp_path: Path):
+    path = written(tmp_path / "epoch.jsonl", {"first": 1})
+    code = (
+        "import sys; from pathlib import Path; from heddle.epochs.file import EpochFile\n"
+        "file = EpochFile(Path(sys.argv[1]))\n"
+        "for n in range(2000): file.add('p', n)\n"
+        "print('done', flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as other:
+        while other.poll() is None:
+            EpochFile(path)
+    assert other.returncode == 0
+    assert [each.tokens for each in read_samples(path)] == [1, *range(2000)]
     assert path.read_text().startswith(HEADER)
 
 
@@ -334,6 +351,11 @@ def test_a_seed_below_zero_is_refused(tmp_path: Path):
         RowOrder(["a"], settings, batch=1, seed=-1, place="data.heddle.")
 
 
+def test_batches_of_no_prompts_are_refused_though_mismatches_go_on(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"batches have 0 prompts.*synchronous trainer"):
+        order(tmp_path / "none", ["a", "b"], batch=0, on_mismatch="random")
+
+
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
@@ -359,6 +381,8 @@ def test_a_resumed_epoch_goes_on_in_its_order_though_the_file_has_grown(tmp_path
         assert sorted(ended) == sorted(ended) == list(range(8))
     with pytest.raises(ConfigError, match="an order of 8 prompts, and the data set has 4"):
         order(path, ids[:4]).load_state_dict(state)
+    with pytest.raises(ConfigError, match="order is of other prompts"):
+        order(tmp_path / "new", [f"q{n}" for n in range(8)]).load_state_dict(state)
 
 
 def test_positions_of_a_data_set_begin_an_epoch_at_the_first(tmp_path: Path):

@@ -61,6 +61,12 @@ def test_a_tool_takes_its_time_and_leaves_the_batch_to_others():
     assert 1000 * (0.01 + 0.02) < found < 1000 * (0.01 + 1 * 0.001 + 0.02)
 
 
+def test_each_step_adds_the_time_of_its_prefill():
+    steps = replace(PAST, step_output_tokens=50)
+    found = ends_s(steps, {h100(1): replace(COST, per_prefill_s=0.1)}, trajectories=20)
+    assert found[h100(1)] == pytest.approx(1000 * (0.01 + 15 * (0.001 + 0.1 / 50)))
+
+
 @pytest.mark.parametrize("trajectories", [4, 20, 80])
 def test_a_model_with_experts_has_the_pace_of_its_batch(trajectories):
     filling = FillingCost(t0_s=0.004, fill_s=0.002, knee=10, t1_s=0.0005, t2_s=0.0)

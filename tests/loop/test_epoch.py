@@ -1,6 +1,7 @@
 """Prompts that share a batch: rules, what they know, and what they gain."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from heddle.loops.config import LoopConfig
 from heddle.loops.data import packs, whole_epochs
 from heddle.loops.setup import prepare_loop, regime_of
 from heddle.loops.splits import beside_random
-from heddle.search.loops import search_loops
+from heddle.search.loops import UNPACKED, search_loops
 from heddle.search.verdict import command_of
 from heddle.setup import Workspace
 from heddle_core.ids import GroupId
@@ -220,6 +221,12 @@ def test_what_cannot_be_packed_is_refused(
         prepare_loop(config(traces, history, **options), "sync", workspace=Workspace())
 
 
+def test_what_cannot_be_packed_is_said_before_what_the_trainer_lacks(traces: tuple[str, str]):
+    made = replace(config(traces, "none", epoch_plan="sorted"), train_gpus=1)
+    with pytest.raises(ConfigError, match="has none of the 32"):
+        prepare_loop(made, "sync", workspace=Workspace())
+
+
 def test_a_history_of_few_prompts_is_warned_of(traces: tuple[str, str], tmp_path: Path):
     earlier = Records.of(read_trace(traces[1]).records)
     few = str(tmp_path / "few.jsonl")
@@ -287,9 +294,10 @@ def test_other_regimes_pack_too(traces: tuple[str, str], regime: str):
     assert row.reward_spread is None
 
 
-def test_a_plan_tries_packed_epochs(traces: tuple[str, str]):
+def test_a_plan_tries_packed_epochs_or_says_that_it_had_no_time(traces: tuple[str, str]):
     made = config(traces, "none", samples=2, batches=4)
-    found = search_loops(
+    search = partial(
+        search_loops,
         made.on(gpus=8),
         train_gpus=(4,),
         tps=(2,),
@@ -298,6 +306,9 @@ def test_a_plan_tries_packed_epochs(traces: tuple[str, str]):
         prices=prices_of({}, ["h100"]),
         jobs=1,
     )
+    found = search()
+    assert UNPACKED in search(budget_s=0.0).notes
+    assert UNPACKED not in found.notes
     tried = {each.candidate.epoch_plan for each in found.tried}
     assert tried == {"random", "sorted"}
     loop = found.best.loop
