@@ -122,8 +122,6 @@ def search_loops(
         if each in race.made["judge"] and not race.over:
             judged[each] = found.judged(race, each)
     setup = found.setup(chosen)
-    if begun is not None and all(c.epoch_plan != PACKED for c in race.made["search"]):
-        notes += (UNPACKED,)
     return SearchResult(
         setup=setup.run,
         judged=best_of_kinds(judged, chosen, comes),
@@ -137,8 +135,14 @@ def search_loops(
         seconds=time.monotonic() - began_s,
         complete=complete and not race.stopped,
         draws=draws,
-        notes=notes,
+        notes=(*notes, *_untried(begun, race)),
     )
+
+
+def _untried(begun: LoopConfig | None, race: Race) -> list[str]:
+    """A note, where the time was over before packed epochs were tried."""
+    tried = any(each.epoch_plan == PACKED for each in race.made["search"])
+    return [UNPACKED] if begun is not None and not tried else []
 
 
 def _as_it_comes(candidate: Variant, config: LoopConfig) -> bool:

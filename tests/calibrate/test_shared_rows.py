@@ -15,7 +15,7 @@ from heddle_sim.profile_files import load_profile
 from tests.calibrate.test_fit_sweep import sweep
 
 H200 = load_profile("qwen3-8b", "h200")
-PRIVATE = ("node17.example.org", "/home/alice", "alice", "s3cret", "my-experiment")
+PRIVATE = ("node17.example.org", "/models/alice", "alice", "s3cret", "my-experiment")
 
 
 def of_vllm(found: Sweep, model: str = "qwen3-8b") -> Sweep:
@@ -24,11 +24,11 @@ def of_vllm(found: Sweep, model: str = "qwen3-8b") -> Sweep:
         engine="vllm",
         model=model,
         gpu="h200",
-        command="heddle profile measure --model-dir /home/alice/my-experiment",
+        command="heddle profile measure --model-dir /models/alice/my-experiment",
         hardware={"gpus": ["NVIDIA H200, 570.86.15, 143771 MiB"], "host": "node17.example.org"},
         versions={"vllm": "0.19.0", "heddle": "0.1.0"},
         settings={"model_dir": "my-experiment", "gpu_memory_share": 0.9, "key": "s3cret"},
-        notes=("no second engine on node17.example.org: /home/alice/log",),
+        notes=("no second engine on node17.example.org: /models/alice/log",),
     )
 
 
