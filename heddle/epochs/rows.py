@@ -143,15 +143,15 @@ class RowOrder:
             ConfigError: the checkpoint is of another data set.
         """
         rows, own = state["rows"], prompt_id(self._ids)
-        require(
-            state.get("prompts", own) == own or len(rows or self._ids) != len(self),
-            "the checkpoint's order is of other prompts: resume with its data set",
-        )
         if rows is not None and len(rows) != len(self):
             raise ConfigError(
                 f"the checkpoint has an order of {len(rows):,} prompts, and the data set has "
                 f"{len(self):,}: resume with the data set of the checkpoint"
             )
+        require(
+            rows is None or state.get("prompts", own) == own,
+            "the checkpoint's order is of other prompts: resume with its data set",
+        )
         self._starts, self.rows, self._at = list(state["starts"]), rows, state["at"]
         self._resumed = True
 
