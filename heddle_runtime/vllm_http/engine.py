@@ -472,8 +472,9 @@ class HttpEngine(TokenEngine):
             for engine in free:
                 if engine._endpoint.url not in avoided:
                     return engine
-            # One that has failed at it is better than none, where there is no other at all.
+            # One that has failed at it is better than none, where no other is there or starts.
             others = [engine for engine in every if engine._endpoint.url not in avoided]
+            others += [engine for engine in self._others(self) if engine._state == "starting"]
             waited_s = self._loop.time() - began_s
             for engine in free:
                 wait_s = fault_wait_s if engine._endpoint.url in failed else SILENCE_WAIT_S
