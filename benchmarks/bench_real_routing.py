@@ -32,7 +32,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from experiments.real_cpu.gateway_agents import act
+from experiments.real_cpu.gateway_agents import makespan_s
 from experiments.real_cpu.gateway_clients import Client, GatewayProcess
 from experiments.real_cpu.run import heddle
 from heddle.comparison.estimates import t_quantile
@@ -40,7 +40,6 @@ from heddle_core.ids import EngineId
 from heddle_core.parts.placement.load_and_pin import OneByOne
 from heddle_core.policy import Placement, PolicyContext, TrajectoryView, View
 from heddle_rollout.scripted_agent import TokenSource
-from heddle_runtime.clock import RunClock
 from heddle_runtime.tiny_model import SIZES
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.files import read_trace
@@ -90,27 +89,19 @@ class Direct(Client):
             return (await answer.json())["choices"][0]["token_ids"], session
 
 
-async def makespan_s(
+async def measured_s(
     scripts: Sequence[TrajectoryScript],
     client_of: Callable[[aiohttp.ClientSession], Client],
     seed: int,
 ) -> float:
-    """Seconds until all agents have their last answer."""
+    """The makespan with a client of its own."""
     limits, connector = (
         aiohttp.ClientTimeout(total=None),
         aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0),
     )
     tokens = TokenSource(VOCABULARY, seed=seed)
     async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
-        client, loop = client_of(http), asyncio.get_running_loop()
-        await client.post("/rollouts", {"id": "agents", "trajectories": len(scripts)})
-        clock = RunClock(loop)
-        clock.thaw()
-        began_s = loop.time()
-        async with asyncio.TaskGroup() as agents:
-            for script in scripts:
-                agents.create_task(act(script, client, clock, tokens))
-        return loop.time() - began_s
+        return await makespan_s(scripts, client_of(http), tokens)
 
 
 class Bench:
@@ -126,7 +117,7 @@ class Bench:
         gateway = GatewayProcess(*workers, *options, log=self.folder / "gateway.log")
         try:
             return asyncio.run(
-                makespan_s(self.scripts, lambda http: Client(http, gateway.url), seed)
+                measured_s(self.scripts, lambda http: Client(http, gateway.url), seed)
             )
         finally:
             gateway.end()
@@ -134,7 +125,7 @@ class Bench:
     def direct(self, choose: Callable[[str], str], seed: int) -> float:
         """The makespan of agents that choose their engine themselves."""
         return asyncio.run(
-            makespan_s(self.scripts, lambda http: Direct(http, "", choose=choose), seed)
+            measured_s(self.scripts, lambda http: Direct(http, "", choose=choose), seed)
         )
 
     def ways(self) -> Mapping[str, Callable[[int], float]]:

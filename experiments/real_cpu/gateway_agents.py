@@ -113,6 +113,21 @@ async def act(
     await client.post(f"/finish_session?session_id={script.id}", {})
 
 
+async def makespan_s(
+    scripts: Sequence[TrajectoryScript], client: Client, tokens: TokenSource
+) -> float:
+    """Seconds until all agents have their last answer; all begin together."""
+    await client.post("/rollouts", {"id": "agents", "trajectories": len(scripts)})
+    loop = asyncio.get_running_loop()
+    clock = RunClock(loop)
+    clock.thaw()
+    began_s = loop.time()
+    async with asyncio.TaskGroup() as agents:
+        for script in scripts:
+            agents.create_task(act(script, client, clock, tokens))
+    return loop.time() - began_s
+
+
 async def served(gateway: GatewayProcess, scripts: Sequence[TrajectoryScript]) -> float:
     """Seconds that all agents take."""
     limits = aiohttp.ClientTimeout(total=None)
@@ -120,15 +135,7 @@ async def served(gateway: GatewayProcess, scripts: Sequence[TrajectoryScript]) -
     tokens = TokenSource(VOCABULARY)
     async with aiohttp.ClientSession(timeout=limits, connector=connector) as http:
         client = Client(http, gateway.url)
-        await client.post("/rollouts", {"id": "agents", "trajectories": len(scripts)})
-        loop = asyncio.get_running_loop()
-        clock = RunClock(loop)
-        clock.thaw()
-        began_s = loop.time()
-        async with asyncio.TaskGroup() as agents:
-            for script in scripts:
-                agents.create_task(act(script, client, clock, tokens))
-        took_s = loop.time() - began_s
+        took_s = await makespan_s(scripts, client, tokens)
         if set(client.attempts) != {"status 200"}:
             raise RuntimeError(f"some steps were sent again: {dict(client.attempts)}")
         return took_s

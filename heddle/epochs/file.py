@@ -88,8 +88,7 @@ class EpochFile:
         line = _ENCODER.encode(SampleLength(prompt, tokens, time.time())) + b"\n"
         with self._path.open("ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0, SEEK_END)
-            line = line if file.tell() else _FIRST_LINE + line
+            line = line if file.seek(0, SEEK_END) else _FIRST_LINE + line
             if file.write(line) != len(line):
                 raise OSError("a line was written in part")
 
