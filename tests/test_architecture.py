@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -117,13 +118,16 @@ MAKES_MUTABLE = {
 READ_ONLY = ("Mapping[", "Sequence[", "Final[Mapping[", "Final[Sequence[")
 
 
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+pytestmark = pytest.mark.xdist_group("test_architecture")  # which reads every source once
 
 
-def each_source(*packages: str) -> pytest.MarkDecorator:
-    chosen = [p for p in SOURCES if p.relative_to(ROOT).parts[0] in (packages or CHECKED)]
-    return pytest.mark.parametrize("path", chosen, ids=lambda p: str(p.relative_to(ROOT)))
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Each source by its place in the repository."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        for path in SOURCES
+    }
 
 
 def test_errors_of_every_package_of_the_distribution_are_ours():
@@ -148,22 +152,32 @@ def test_imports_go_one_way_and_the_core_has_no_world():
     assert "0 broken" in done.stdout
 
 
-@each_source()
-def test_no_file_and_no_function_is_too_long(path):
-    lines = path.read_text(encoding="utf-8").count("\n")
-    if str(path.relative_to(ROOT)) not in LONG_FILES:
-        assert lines <= FILE_LINES, f"{path.name} has {lines} lines; split it by concept"
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= FUNCTION_LINES, f"{path.name}: {node.name} has {length} lines"
+def test_no_file_is_too_long():
+    """A longer one is split by concept."""
+    lines = {place: (ROOT / place).read_text(encoding="utf-8").count("\n") for place in modules()}
+    found = {place: count for place, count in lines.items() if count > FILE_LINES}
+    assert {place: found[place] for place in found if place not in LONG_FILES} == {}
 
 
-@each_source()
-def test_packages_never_print(path):
-    calls = [n.func for n in ast.walk(tree(path)) if isinstance(n, ast.Call)]
-    assert "print" not in {f.id for f in calls if isinstance(f, ast.Name)}
+def test_no_function_is_too_long():
+    found = {}
+    for place, module in modules().items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                length = node.end_lineno - node.lineno + 1
+                if length > FUNCTION_LINES:
+                    found[f"{place}: {node.name}"] = length
+    assert found == {}
+
+
+def test_packages_never_print():
+    found = []
+    for place, module in modules().items():
+        calls = [n.func for n in ast.walk(module) if isinstance(n, ast.Call)]
+        if "print" in {f.id for f in calls if isinstance(f, ast.Name)}:
+            found.append(place)
+    assert found == []
 
 
 def is_mutable(value: ast.expr | None) -> bool:
@@ -191,9 +205,12 @@ def shared_state(module: ast.Module) -> Iterator[str]:
     yield from (ast.unparse(n) for n in ast.walk(module) if isinstance(n, ast.Global))
 
 
-@each_source("heddle_core")
-def test_the_core_keeps_no_state_outside_objects(path):
-    assert list(shared_state(tree(path))) == []
+def test_the_core_keeps_no_state_outside_objects():
+    core = {
+        place: module for place, module in modules().items() if place.startswith("heddle_core/")
+    }
+    assert core
+    assert {place: found for place, m in core.items() if (found := [*shared_state(m)])} == {}
 
 
 @pytest.mark.parametrize(
@@ -230,26 +247,32 @@ def words(name: str) -> list[str]:
     return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-@each_source()
-def test_every_thing_has_one_name(path):
-    package = path.relative_to(ROOT).parts[0]
-    others = PROTOCOLS.get(str(path.relative_to(ROOT)), ())
-    for name in defined_names(tree(path)):
-        for word in words(name) if name not in others else ():
-            if package in WORKER_PROCESSES and word.startswith("worker"):
-                continue
-            assert word not in AVOID, f"{path.name}: {name}: say {AVOID[word]!r} (docs/concepts.md)"
+def test_every_thing_has_one_name():
+    """What to say instead is in docs/concepts.md."""
+    found = []
+    for place, module in modules().items():
+        package = place.partition("/")[0]
+        others = PROTOCOLS.get(place, ())
+        for name in defined_names(module):
+            for word in words(name) if name not in others else ():
+                if package in WORKER_PROCESSES and word.startswith("worker"):
+                    continue
+                if word in AVOID:
+                    found.append(f"{place}: {name}: say {AVOID[word]!r}")
+    assert found == []
 
 
 def metaphors(names: Iterable[str]) -> list[str]:
     return [n for n in names if n in OLD_NAMES or not METAPHORS.isdisjoint(words(n))]
 
 
-@each_source()
-def test_identifiers_and_modules_are_terms_of_the_field(path):
-    place = str(path.relative_to(ROOT))
-    found = metaphors([*path.relative_to(ROOT).with_suffix("").parts, *defined_names(tree(path))])
-    assert [name for name in found if name not in FILE_FORMATS.get(place, ())] == []
+def test_identifiers_and_modules_are_terms_of_the_field():
+    found = []
+    for place, module in modules().items():
+        names = [*Path(place).with_suffix("").parts, *defined_names(module)]
+        others = FILE_FORMATS.get(place, ())
+        found += [f"{place}: {name}" for name in metaphors(names) if name not in others]
+    assert found == []
 
 
 @pytest.mark.parametrize(
@@ -271,10 +294,10 @@ def test_the_check_for_metaphors_sees_what_it_should(name, refused):
 def test_no_two_classes_of_different_packages_share_a_name():
     """A search for a class finds one definition; re-exports are imports."""
     packages: dict[str, set[str]] = defaultdict(set)
-    for path in SOURCES:
-        for node in tree(path).body:
+    for place, module in modules().items():
+        for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                packages[node.name].add(path.relative_to(ROOT).parts[0])
+                packages[node.name].add(place.partition("/")[0])
     assert {name: sorted(of) for name, of in packages.items() if len(of) > 1} == {}
 
 

@@ -200,7 +200,7 @@ def _search_each(
     left_out: dict[str, str] = {}
     interrupted = False
     for name, each in configs.items():
-        if interrupted or (rows and not rows[-1].found.complete and budget_s is None):
+        if interrupted:
             left_out[name] = "not searched: interrupted"
             continue
         try:
@@ -219,6 +219,7 @@ def _search_each(
             left_out[name] = str(error)
         else:
             rows.append(SearchedCluster(found=found))
+            interrupted = found.interrupted
     return rows, left_out
 
 

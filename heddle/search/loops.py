@@ -134,6 +134,7 @@ def search_loops(
         simulations=race.simulations,
         seconds=time.monotonic() - began_s,
         complete=complete and not race.stopped,
+        interrupted=race.stopped,
         draws=draws,
         notes=(*notes, *_untried(begun, race)),
     )

@@ -113,7 +113,9 @@ class SearchResult:
     simulations: int
     seconds: float
     complete: bool
-    """False: the time was over before the search was."""
+    """False: the time was over before the search was, or a signal ended it."""
+    interrupted: bool
+    """Whether a signal ended it."""
     draws: int
     notes: tuple[str, ...] = ()
     """What was chosen for a loop where the configuration leaves it open."""
@@ -194,6 +196,7 @@ def search(
         simulations=sum(each.simulations for each in {race, small}),
         seconds=time.monotonic() - began_s,
         complete=complete and not race.stopped,
+        interrupted=race.stopped,
         draws=draws,
     )
 

@@ -19,6 +19,7 @@ from heddle.cost.prices import RunCost
 from heddle.planning.limits import RolloutLimits, recommended_of, unreachable
 from heddle.search.race import Race
 from heddle.search.result import SearchResult, search
+from heddle.search.rounds import first_rounds
 from heddle_trace import synth, write_trace
 from tests.app.journals import BRIEF, Heddle
 
@@ -105,6 +106,21 @@ def test_a_signal_keeps_the_clusters_that_were_searched(
     assert found.left_out == {"4 x h100": "not searched: interrupted"}
     with pytest.raises(KeyboardInterrupt):
         heddle_api.plan(coding, "verl", gpus=2, model="qwen3-8b", gpu="h100", jobs=1)
+
+
+@pytest.mark.parametrize("budget_s", [None, 60.0])
+def test_after_a_search_that_a_signal_ended_no_further_cluster_is_searched(
+    coding: Path, monkeypatch: pytest.MonkeyPatch, budget_s: float | None
+):
+    def rounds_interrupted(race: Race, *args: Any, **given: Any) -> None:
+        first_rounds(race, *args, **given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("heddle.search.result.first_rounds", rounds_interrupted)
+    on: Any = {"model": "qwen3-8b", "gpu": "h100", "jobs": 1, "budget_s": budget_s}
+    found = heddle_api.plan(coding, "verl", gpus=[2, 4], **on)
+    assert found.taken.name == "2 x h100"
+    assert found.left_out == {"4 x h100": "not searched: interrupted"}
 
 
 def test_a_table_has_a_row_for_each_cluster_and_an_export(
