@@ -2,8 +2,9 @@
 # `make` alone is the gate that every change passes.
 
 PYTHON ?= python3
-# Groups stay together: tests of real engines run one after the other.
-PYTEST_ARGS ?= -n 2 --dist loadgroup
+# Many tests wait: two processes a core, on two. Groups stay together: tests of real engines run one
+# after the other.
+PYTEST_ARGS ?= -n 4 --dist loadgroup
 BIN := .venv/bin
 # Of the first install. One run of pip for several takes less than one for each.
 EXTRAS ?= dev
