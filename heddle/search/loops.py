@@ -94,7 +94,7 @@ def search_loops(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
+    began_s, shared = time.time(), Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
     (config,), notes = fitted([config], shared)
     found = _Loops(config, names, shared, framework)
@@ -132,7 +132,7 @@ def search_loops(
         prices=prices,
         gpus=setup.gpus_by_class,
         simulations=race.simulations,
-        seconds=time.monotonic() - began_s,
+        seconds=time.time() - began_s,
         complete=complete and not race.stopped,
         interrupted=race.stopped,
         draws=draws,

@@ -55,7 +55,7 @@ class Job:
     draw: Draw
     stop_s: float
     ends_s: float = NEVER
-    """Time of `time.monotonic` at which it is stopped."""
+    """Time of `time.time`, which nodes of a cluster have in common, at which it is stopped."""
 
 
 class Race:
@@ -86,8 +86,8 @@ class Race:
         self._executor: ExecutorKind = executor
         self._shared = shared if executor == "processes" else shared_by_tasks(shared)
         self.draws, self._steps = draws, steps
-        self.ends_s = None if budget_s is None else time.monotonic() + budget_s
-        """When the time is spent, of `time.monotonic`; None: never."""
+        self.ends_s = None if budget_s is None else time.time() + budget_s
+        """When the time is spent, of `time.time`; None: never."""
         self._on_round = on_round
         self.stopped = False
         """Whether a signal ended the rounds or the judging."""
@@ -111,7 +111,7 @@ class Race:
     @property
     def over(self) -> bool:
         """Whether the time of the search is spent."""
-        return self.ends_s is not None and time.monotonic() >= self.ends_s
+        return self.ends_s is not None and time.time() >= self.ends_s
 
     def completes(self, rounds: Callable[[], None], *, keeps_best: bool = True) -> bool:
         """Make the rounds. False: the time or, after the first round, a signal ended them.
@@ -145,7 +145,7 @@ class Race:
 
     def stop(self) -> None:
         """Spend the time: nothing begins from now on but what must."""
-        self.ends_s, self.stopped = time.monotonic(), True
+        self.ends_s, self.stopped = time.time(), True
 
     def keep_ended(self, kept: Sequence[Variant]) -> int:
         """Forget judged draws without one of `kept`, and candidates without one of the others.

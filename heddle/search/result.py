@@ -157,7 +157,7 @@ def search(
         ValueError: any other of the packages' errors for bad input.
         WorkerError: a process was killed.
     """
-    began_s, shared = time.monotonic(), Workspace() if workspace is None else workspace
+    began_s, shared = time.time(), Workspace() if workspace is None else workspace
     names = list(dict.fromkeys([*(policies or [*shipped(config), OWN_ENGINES]), comes]))
     tried = () if speculation is None else speculations(config.cluster, speculation)
     # What engines with a drafter cannot hold is refused, or dropped, for all alike.
@@ -194,7 +194,7 @@ def search(
         prices=prices,
         gpus=setups[chosen].profiles.pools,
         simulations=sum(each.simulations for each in {race, small}),
-        seconds=time.monotonic() - began_s,
+        seconds=time.time() - began_s,
         complete=complete and not race.stopped,
         interrupted=race.stopped,
         draws=draws,

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count, pairwise
@@ -540,13 +541,26 @@ def test_slots_next_to_the_best_are_tried(
 
 def test_a_simulation_ends_when_the_time_does(config: RunConfig, monkeypatch: pytest.MonkeyPatch):
     calls = count()
-    monkeypatch.setattr("heddle.search.jobs.time.monotonic", lambda: next(calls))
+    monkeypatch.setattr("heddle.search.jobs.time.time", lambda: next(calls))
     shared = Workspace()
     (candidate,) = tuning(config, workspace=shared).variants(config, ["verl"], shared)
     job = Job(candidate, Draw("search", 0), NEVER, ends_s=50.0)
     assert makespan_s((shared, config, 1), job, None)[0] == CUT
     assert next(calls) < 60
     assert makespan_s((shared, config, 1), replace(job, ends_s=1e9), None)[0] > 0.0
+
+
+def test_a_job_ends_at_a_time_that_other_machines_know(config: RunConfig):
+    ends_s: list[float] = []
+
+    def take(_: object, job: Job, __: object) -> tuple[float, float, int]:
+        ends_s.append(job.ends_s)
+        return 1.0, 0.0, 0
+
+    race = Race((), take, draws=1, steps=1, jobs=1, budget_s=600.0)
+    race.run(tuning(config, workspace=Workspace()).variants(config, ["verl"], Workspace()), [0])
+    # Not the time since a machine has started.
+    assert 0.0 < ends_s[0] - time.time() <= 600.0
 
 
 def test_the_simplest_stands_for_candidates_that_decide_alike(config: RunConfig):
