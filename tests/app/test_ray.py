@@ -42,7 +42,8 @@ from heddle_trace import synth, write_trace
 from tests.app.journals import Heddle
 from tests.app.test_compare import without_wall
 
-pytestmark = pytest.mark.xdist_group("ray")
+# Slow: processes of a cluster are no children, so that their time is not seen.
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 LIMIT_S = 120.0
 """Far beyond anything that is waited for."""
