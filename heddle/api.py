@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from heddle.cluster.config import ClusterConfig
-from heddle.command_config import Config
+from heddle.command_config import Config, plan_settings
 from heddle.comparison.compare import compare as compared
 from heddle.comparison.result import Comparison
 from heddle.comparison.tuning import Choice
@@ -137,7 +137,7 @@ def plan(
         keys |= {"gpus": counts[0]} if counts else {}
         keys |= {"gpu": types[0]} if types else {}
     config = _config(trace, settings, keys, out)
-    cluster = config.cluster
+    cluster, chosen = config.cluster, plan_settings(config)
     names = _names("policies", policies)
     require(names is None or len(names) > 0, "policies is empty: leave it out for all shipped ones")
     named = _names("regimes", regimes)
@@ -148,10 +148,10 @@ def plan(
         gpus=counts or (cluster.gpus,),
         classes=types or (cluster.gpu,),
         limits=RolloutLimits(deadline_s=deadline_s, dollars=dollars),
-        objective=config.plan.objective if isinstance(config, Config) else None,
-        framework=config.plan.framework if isinstance(config, Config) else None,
+        objective=chosen.objective,
+        framework=chosen.framework,
         **loop,
-        budget_s=config.plan.budget_s if isinstance(config, Config) else budget_s,
+        budget_s=chosen.budget_s if budget_s is None else budget_s,
         speculation=speculation,
         slots=(cluster.max_running,) if "cluster.max_running" in _given(keys, settings) else None,
         jobs=jobs,

@@ -164,3 +164,8 @@ class Config(RunConfig):
     regimes: Mapping[str, OwnRegime] = field(default_factory=dict)
     """Regimes of your own by name, each with the `regime` that it is of, its parameters, and fields
     of its parts: ``[regimes.tight]``, ``regime = "areal"``, ``staleness.late = "drop"``."""
+
+
+def plan_settings(config: RunConfig) -> PlanSettings:
+    """How the best is chosen, by a configuration that may have no `[plan]`."""
+    return config.plan if isinstance(config, Config) else PlanSettings()

@@ -85,7 +85,7 @@ class ProfileSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostFit:
     """Time that kernel tables lack (scheduler, sampler, launches, client), fitted on measured
     runs."""
 
@@ -94,18 +94,21 @@ class Host:
     """Per running sequence and step."""
     per_prefill_s: Seconds
     """Per sequence in prefill and step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(HostFit):
+    """The same, and the runs."""
+
     measured_on: str
     carried_over: bool
     """True when the runs were of another model or GPU class than this profile's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostTimes:
-    """Host time with one version of the engine, as `Host`."""
+class HostTimes(HostFit):
+    """Host time with one version of the engine."""
 
-    per_step_s: Seconds
-    per_running_s: Seconds
-    per_prefill_s: Seconds
     per_request_s: Seconds
     """From sending a request to its first token, outside of iterations: client and front end."""
 

@@ -117,11 +117,11 @@ def clusters_table(found: SearchedClusters) -> pd.DataFrame:
     rows = [
         {
             "cluster": row.name,
-            "policy": row.found.best.candidate.policy,
-            "setting": row.found.best.setting,
+            "policy": row.best.candidate.policy,
+            "setting": row.best.setting,
             "makespan_s": row.makespan_s,
-            "low": row.found.best.makespan_s.low,
-            "high": row.found.best.makespan_s.high,
+            "low": row.best.makespan_s.low,
+            "high": row.best.makespan_s.high,
             "gpu_hours": row.cost.gpu_hours,
             "dollars": row.cost.dollars,
             "in_time": not found.limits.late(row),

@@ -125,7 +125,7 @@ def plan(
     found = _searched(config, swept, limits, speculation, jobs, slots, regimes)
     words = kept_words(context, settings)
     _show_searched(found, words, config.plan.framework, several=several, wide=wide, as_json=as_json)
-    write_exports(deployment_of_search(found.taken.found), export)
+    write_exports(deployment_of_search(found.taken), export)
     if figure is not None:
         from heddle.reports.result_figures import draw_clusters
 
@@ -205,10 +205,10 @@ def _show_searched(
     from heddle.search.verdict import plain
 
     if as_json:
-        only = found.taken.found
+        only = found.taken
         plainly = plain_clusters(found, words) if several else plain(only, words)
         click.echo(json.dumps(plainly, allow_nan=False))
     elif several:
         show_searched_clusters(found, words, wide=wide, framework=framework)
     else:
-        show_search(found.taken.found, words, wide=wide, framework=framework)
+        show_search(found.taken, words, wide=wide, framework=framework)

@@ -12,7 +12,6 @@ from heddle.config_error import ConfigError
 from heddle.planning.blocks import block, framework_of
 from heddle.planning.deployment import Deployment, deployment_of_search
 from heddle.search.clusters import (
-    SearchedCluster,
     SearchedClusters,
     verdict_of_clusters,
     words_of,
@@ -97,7 +96,7 @@ def show_searched_clusters(
     result: SearchedClusters, words: Sequence[str], *, wide: bool, framework: str | None
 ) -> None:
     """Which cluster to take, one row for each, and how to run the best."""
-    best = result.taken
+    taken = result.taken
     show_verdict(verdict_of_clusters(result))
     click.echo()
     show_rows([_cluster_row(result, row) for row in result.clusters], VERDICT_WIDTH)
@@ -105,21 +104,21 @@ def show_searched_clusters(
         click.echo(f"left out {name}: {why}")
     click.echo()
     if wide:
-        show_search(best.found, words_of(best, words), wide=True, framework=framework)
+        show_search(taken, words_of(taken, words), wide=True, framework=framework)
         return
-    fact("history", best.found.setup.history.name)
+    fact("history", taken.setup.history.name)
     gpus = [gpu for row in result.clusters for gpu in row.gpus]
-    fact("prices", best.found.prices.text(dict.fromkeys(gpus)))
-    simulations = sum(row.found.simulations for row in result.clusters)
-    seconds = sum(row.found.seconds for row in result.clusters)
+    fact("prices", taken.prices.text(dict.fromkeys(gpus)))
+    simulations = sum(row.simulations for row in result.clusters)
+    seconds = sum(row.seconds for row in result.clusters)
     fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
-    fact("next", shlex.join(command_of(best.found.best, words_of(best, words))))
-    policy = best.found.best.candidate.policy
-    click.echo(settings_text(deployment_of_search(best.found), policy, framework))
+    fact("next", shlex.join(command_of(taken.best, words_of(taken, words))))
+    policy = taken.best.candidate.policy
+    click.echo(settings_text(deployment_of_search(taken), policy, framework))
 
 
-def _cluster_row(result: SearchedClusters, row: SearchedCluster) -> dict[str, str]:
-    best, limits = row.found.best, result.limits
+def _cluster_row(result: SearchedClusters, row: SearchResult) -> dict[str, str]:
+    best, limits = row.best, result.limits
     broken = ["late"] if limits.late(row) else []
     broken += ["over budget"] if limits.over_budget(row) else []
     limited = limits.deadline_s is not None or limits.dollars is not None
@@ -179,5 +178,5 @@ def _row(result: SearchResult, each: Judged) -> dict[str, str]:
         what: f"{spread.mean:,.1f}",
         of: spread.text,
         "over best": f"{ratio.mean:.3f}" + ("" if ratio.ci95 is None else f" ±{ratio.ci95:.3f}"),
-        **costs(result.cost(each)),
+        **costs(result.cost_of(each)),
     }

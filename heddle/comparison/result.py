@@ -7,7 +7,7 @@ from typing import Any
 
 from heddle.cluster.failures import too_late
 from heddle.cluster.profiles import ClusterProfiles
-from heddle.command_config import Config
+from heddle.command_config import plan_settings
 from heddle.comparison.estimates import Estimate, estimate
 from heddle.comparison.tuning import Tuning, Variant
 from heddle.config import RunConfig
@@ -123,7 +123,7 @@ class Comparison(Answered):
     @property
     def framework(self) -> str | None:
         """That is to run what is recommended; None: any."""
-        return self.config.plan.framework if isinstance(self.config, Config) else None
+        return plan_settings(self.config).framework
 
     @property
     def runs(self) -> tuple[RunResult, ...]:

@@ -117,6 +117,12 @@ def whole_epochs(least: int, epoch: int, regimes: Iterable[Regime]) -> int:
     return whole * max(-(-least // whole), -(-warm // whole) + 1)
 
 
+def within_twice(usual: int, least: int, epoch: int, regimes: Iterable[Regime], other: int) -> int:
+    """`whole_epochs`, of the `usual` batches at least; `other` where they are over twice these."""
+    whole = whole_epochs(max(usual, least), epoch, regimes)
+    return whole if whole <= 2 * usual else other
+
+
 def check_data(config: LoopConfig, name: str, regime: Regime, data: DataSet) -> None:
     """Refuse prompts with too few samples, too few of them, and too few batches to measure.
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, least_batches, whole_epochs
+from heddle.loops.data import DataSet, least_batches, within_twice
 from heddle.loops.layout import ever_fits, fits
 from heddle.loops.setup import regime_of
 from heddle.setup import Workspace
@@ -171,8 +171,8 @@ def _batches(
             (max(least_batches(r), 2 * r.warm_up_batches) for r in rules(groups)), default=0
         )
         if plan is not None and prompts % groups == 0:
-            whole = whole_epochs(max(config.batches, enough), prompts // groups, rules(groups))
-            enough = whole if whole <= 2 * config.batches else enough
+            epoch = prompts // groups
+            enough = within_twice(config.batches, enough, epoch, rules(groups), enough)
         batches = given.batches or max(config.batches, enough)
         if config.repeat is not False or groups * batches <= prompts:
             return groups, batches

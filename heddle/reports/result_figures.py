@@ -80,7 +80,7 @@ def draw_clusters(found: SearchedClusters, path: Path) -> None:
                 at = (found.spent(row), row.makespan_s)
                 text = f"{sum(row.gpus.values())}"
                 axes.annotate(text, at, xytext=(5, 4), textcoords="offset points", fontsize=8.5)
-        limits, setup = found.limits, found.taken.found.setup
+        limits, setup = found.limits, found.taken.setup
         if limits.deadline_s is not None:
             axes.axhline(limits.deadline_s, color="black", linestyle=":", linewidth=1.0)
         if limits.dollars is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from heddle.command_config import Config
+from heddle.command_config import plan_settings
 from heddle.comparison.tuning import Choice
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError, require
@@ -41,36 +41,9 @@ OnCluster: TypeAlias = Callable[[str, str, int, int], None]
 """Called with the cluster, and with what `heddle.search.race.OnRound` has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchedCluster:
-    """A cluster, and what to run there."""
-
-    found: SearchResult
-
-    @property
-    def name(self) -> str:
-        """For people: ``16 x h100``."""
-        return " + ".join(f"{count} x {gpu.lower()}" for gpu, count in self.gpus.items())
-
-    @property
-    def gpus(self) -> Mapping[str, int]:
-        """GPUs by type."""
-        return self.found.gpus
-
-    @property
-    def makespan_s(self) -> float:
-        """Mean of the recommended setting."""
-        return self.found.best.makespan_s.mean
-
-    @property
-    def cost(self) -> RunCost:
-        """Of a rollout, in the mean."""
-        return self.found.cost(self.found.best)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchedClusters(Answered):
-    clusters: tuple[SearchedCluster, ...]
+    clusters: tuple[SearchResult, ...]
     """The recommended first, then by makespan."""
     left_out: Mapping[str, str]
     """Clusters that cannot serve the trace, and why."""
@@ -79,20 +52,19 @@ class SearchedClusters(Answered):
 
     @property
     def framework(self) -> str | None:
-        config = self.taken.found.setup.config
-        return config.plan.framework if isinstance(config, Config) else None
+        return plan_settings(self.taken.setup.config).framework
 
     @property
-    def taken(self) -> SearchedCluster:
+    def taken(self) -> SearchResult:
         """The recommended one."""
         return self.clusters[0]
 
-    def spent(self, row: SearchedCluster) -> float:
+    def spent(self, row: SearchResult) -> float:
         """Dollars of a cluster; GPU-hours where a type has no price."""
         return spent_of(self.clusters)(row)
 
     @property
-    def front(self) -> tuple[SearchedCluster, ...]:
+    def front(self) -> tuple[SearchResult, ...]:
         """Clusters than which no other is both faster and cheaper (Pareto), the cheapest first."""
         at = {id(row): (row.makespan_s, self.spent(row)) for row in self.clusters}
         found = [
@@ -108,24 +80,24 @@ class SearchedClusters(Answered):
     @property
     def answer(self) -> Recommendation:
         """What to run there."""
-        return answer_of_search(self.taken.found)
+        return answer_of_search(self.taken)
 
     @property
     def verdict(self) -> str:
         """What to run; of several clusters, where."""
         if len(self.clusters) + len(self.left_out) > 1 or self.limits != RolloutLimits():
             return verdict_of_clusters(self)
-        return verdict_of_search(self.taken.found)
+        return verdict_of_search(self.taken)
 
     @property
     def deployment(self) -> Deployment:
         """The engines of what is recommended, and the policy over them."""
-        return deployment_of_search(self.taken.found)
+        return deployment_of_search(self.taken)
 
     def rows(self) -> list[dict[str, Any]]:
         """What was judged there as JSON, the recommended first."""
-        found = self.taken.found
-        return [plain_setting(each, found.gpus, found.cost(each)) for each in found.judged]
+        found = self.taken
+        return [plain_setting(each, found.gpus, found.cost_of(each)) for each in found.judged]
 
 
 def search_clusters(
@@ -171,10 +143,10 @@ def search_clusters(
         raise CapacityError(f"no cluster of these serves the trace: {reasons}")
     recommended = recommended_of(rows, limits, objective)
     if recommended is None:
-        alone_s = 0.0 if regimes else min(row.found.setup.bound().solo_s for row in rows)
+        alone_s = 0.0 if regimes else min(row.setup.bound().solo_s for row in rows)
         raise ConfigError(f"{unreachable(rows, limits)}{_alone(alone_s, limits)}")
     if framework := given.get("framework"):
-        block(deployment_of_search(recommended.found), framework)
+        block(deployment_of_search(recommended), framework)
     rest = sorted((row for row in rows if row is not recommended), key=lambda r: r.makespan_s)
     return SearchedClusters(
         clusters=(recommended, *rest),
@@ -189,14 +161,14 @@ def _search_each(
     search_one: Callable[..., SearchResult],
     budget_s: float | None,
     on_round: OnCluster | None,
-) -> tuple[list[SearchedCluster], dict[str, str]]:
+) -> tuple[list[SearchResult], dict[str, str]]:
     """Clusters that were searched, and why the others were not.
 
     Raises:
         KeyboardInterrupt: a signal before any was.
         ValueError: the only one cannot be.
     """
-    rows: list[SearchedCluster] = []
+    rows: list[SearchResult] = []
     left_out: dict[str, str] = {}
     interrupted = False
     for name, each in configs.items():
@@ -218,7 +190,7 @@ def _search_each(
                 raise
             left_out[name] = str(error)
         else:
-            rows.append(SearchedCluster(found=found))
+            rows.append(found)
             interrupted = found.interrupted
     return rows, left_out
 
@@ -288,7 +260,7 @@ def _prices(
 
 def verdict_of_clusters(result: SearchedClusters) -> str:
     """Which cluster to take, why, and what to run there."""
-    best, limits = result.taken, result.limits
+    taken, limits = result.taken, result.limits
     said = []
     if limits.deadline_s is not None:
         said.append(f"ends in {rounded(limits.deadline_s, 0)} s")
@@ -296,9 +268,9 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
         said.append(f"costs at most ${rounded(limits.dollars)}")
     least = "fastest" if result.objective == "makespan" else "cheapest"
     within = f" that {' and '.join(said)}" if said else ""
-    paid = best.cost.dollars
-    cost = f"{best.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
-    spread, what = best.found.best.makespan_s, best.found.best.of
+    paid = taken.cost.dollars
+    cost = f"{taken.cost.gpu_hours:,.2f} GPU-hours" if paid is None else f"${rounded(paid)}"
+    spread, what = taken.best.makespan_s, taken.best.of
     late = ""
     if spread.high is not None and spread.high > (limits.deadline_s or math.inf):
         late = f" A {what} of other prompts may take {spread.high:,.0f} s."
@@ -306,14 +278,14 @@ def verdict_of_clusters(result: SearchedClusters) -> str:
     why = f", which {' and '.join(said)}" if said else ""
     if clusters > 1:
         why = f": the {least} of {clusters} clusters{within}"
-    return f"Take {best.name}, {cost} a {what}{why}.{late} {verdict_of_search(best.found)}"
+    return f"Take {taken.name}, {cost} a {what}{why}.{late} {verdict_of_search(taken)}"
 
 
 def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, Any]:
     """As JSON: the answer of the recommended cluster, with all of them."""
-    best = result.taken
+    taken = result.taken
     return {
-        **plain(best.found, words_of(best, words)),
+        **plain(taken, words_of(taken, words)),
         "verdict": verdict_of_clusters(result),
         "objective": result.objective,
         "deadline_s": result.limits.deadline_s,
@@ -321,8 +293,8 @@ def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, 
         "clusters": [
             {
                 "name": row.name,
-                **plain_setting(row.found.best, row.found.gpus, row.cost),
-                "bound_s": row.found.bound_s,
+                **plain_setting(row.best, row.gpus, row.cost),
+                "bound_s": row.bound_s,
                 "in_time": not result.limits.late(row),
                 "in_budget": not result.limits.over_budget(row),
             }
@@ -332,7 +304,7 @@ def plain_clusters(result: SearchedClusters, words: Sequence[str]) -> dict[str, 
     }
 
 
-def words_of(row: SearchedCluster, words: Sequence[str]) -> list[str]:
+def words_of(row: SearchResult, words: Sequence[str]) -> list[str]:
     """Words of a command with the GPUs of a cluster in place of its own."""
     kept: list[str] = []
     rest = iter(words)
@@ -341,7 +313,7 @@ def words_of(row: SearchedCluster, words: Sequence[str]) -> list[str]:
             next(rest, None)
         else:
             kept.append(word)
-    gpu = row.found.setup.config.cluster.gpu
+    gpu = row.setup.config.cluster.gpu
     # Those of a trainer too, where they are of this type.
     count = {name.lower(): count for name, count in row.gpus.items()}[gpu.lower()]
     return [*kept, "--gpu", gpu, "--gpus", str(count)]

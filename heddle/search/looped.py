@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from heddle.command_config import Config
+from heddle.command_config import plan_settings
 from heddle.comparison.tuning import Variant
 from heddle.loops.result import RegimeResult, plans
 from heddle.planning.blocks import blocks
@@ -74,7 +74,7 @@ def recommended(result: "LoopComparison", words: Sequence[str] | None) -> dict[s
     """The best regime as JSON; `words` as of `command_of`, without which there is no command."""
     best = result.best
     config = best.setup.config.run
-    framework = config.plan.framework if isinstance(config, Config) else None
+    framework = plan_settings(config).framework
     judged = judged_of(best)
     cost = best.setup.cost(best.step_s.mean)
     command = None if words is None else command_of(judged, words, seeds=len(best.runs))

@@ -15,7 +15,7 @@ from heddle.comparison.tuning import Choice, Variant, drafted, running_steps, sp
 from heddle.cost.prices import Prices
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
-from heddle.loops.data import DataSet, UnfitError, packs, whole_epochs
+from heddle.loops.data import DataSet, UnfitError, packs, within_twice
 from heddle.loops.fit import fitted
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
@@ -219,10 +219,9 @@ class _Loops:
         if config.epoch_plan or not packs(config, data, setups[0].run.history.epochs):
             return None
         epoch, regimes = len(data.groups) // config.groups, [setup.regime for setup in setups]
-        batches = whole_epochs(config.batches, epoch, regimes)
-        if batches > 2 * config.batches:
-            warm = max(regime.warm_up_batches for regime in regimes)
-            batches = max(config.batches, warm + epoch)
+        warm = max(regime.warm_up_batches for regime in regimes)
+        one = max(config.batches, warm + epoch)
+        batches = within_twice(config.batches, 0, epoch, regimes, one)
         return replace(config, epoch_plan=RANDOM, begun=True, batches=batches)
 
     def fits(self, candidate: Variant) -> bool:

@@ -124,7 +124,22 @@ class SearchResult:
     def best(self) -> Judged:
         return self.judged[0]
 
-    def cost(self, each: Judged) -> RunCost:
+    @property
+    def name(self) -> str:
+        """Its cluster for people: ``16 x h100``."""
+        return " + ".join(f"{count} x {gpu.lower()}" for gpu, count in self.gpus.items())
+
+    @property
+    def makespan_s(self) -> float:
+        """Mean of the recommended setting."""
+        return self.best.makespan_s.mean
+
+    @property
+    def cost(self) -> RunCost:
+        """Of the recommended setting; see `cost_of`."""
+        return self.cost_of(self.best)
+
+    def cost_of(self, each: Judged) -> RunCost:
         """Of one rollout, or batch of a loop, in the mean."""
         return self.prices.cost(self.gpus, each.makespan_s.mean)
 

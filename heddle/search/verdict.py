@@ -210,7 +210,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _plain(result: SearchResult, each: Judged) -> dict[str, Any]:
-    return plain_setting(each, result.gpus, result.cost(each))
+    return plain_setting(each, result.gpus, result.cost_of(each))
 
 
 def plain_setting(each: Judged, pools: Mapping[str, int], cost: RunCost) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from heddle_calibrate.fit.kernel_profile import GPUS, HostFit, fit_kernels, with_host
+from heddle_calibrate.fit.kernel_profile import GPUS, fit_kernels, with_host
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.model_config import model_spec, routed_experts, weight_precision
 from heddle_calibrate.fit.package_tables import Query, query_tables
@@ -25,6 +25,7 @@ from heddle_core.ids import EngineShape
 from heddle_sim.config_fields import ModelConfigError, read_object
 from heddle_sim.model_config import model_shape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
+from heddle_sim.profile_parts import HostFit
 
 PACKAGE = "aiconfigurator-core"
 _ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}

@@ -21,7 +21,7 @@ from heddle_calibrate.fit.kernel_tables import (
 )
 from heddle_calibrate.roofline.gpu_classes import GpuClass
 from heddle_sim.profile_files import Profile
-from heddle_sim.profile_parts import Host, ProfileSource, Roofline, TpTable, Transfer
+from heddle_sim.profile_parts import Host, HostFit, ProfileSource, Roofline, TpTable, Transfer
 
 TPS = (1, 2, 4, 8)
 MEASURED_ON = (
@@ -98,15 +98,6 @@ class ModelSpec:
     precision: str = "bfloat16"
     kv_share: float = 1.0
     """Share of the layers that hold the KV of all tokens; the others attend to a short window."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFit:
-    """Seconds per step, per running sequence and step, and per sequence in prefill and step."""
-
-    per_step_s: float
-    per_running_s: float
-    per_prefill_s: float
 
 
 KV_BYTES = (147_456, 163_840, 262_144)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from heddle_calibrate.fit.from_aiconfigurator import HOST_OF, with_carried_host
-from heddle_calibrate.fit.kernel_profile import HostFit, ModelSpec, fit_kernels
+from heddle_calibrate.fit.kernel_profile import ModelSpec, fit_kernels
 from heddle_calibrate.fit.kernel_tables import KernelTables
 from heddle_calibrate.fit.package_tables import BATCHES, CONTEXTS, PROMPTS
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
@@ -32,7 +32,7 @@ from heddle_compiled import installed_version
 from heddle_core.ids import EngineShape
 from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, layout_name, load_profile
-from heddle_sim.profile_parts import ProfileSource
+from heddle_sim.profile_parts import HostFit, ProfileSource
 
 DERIVED = (
     "a roofline of each operator by the data sheet of the class, with efficiencies fitted on "

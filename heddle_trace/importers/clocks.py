@@ -1,7 +1,7 @@
 """Times as logs write them, in seconds; and waits between them."""
 
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 from heddle_trace.importers.notes import DamagedError, Notes
 
@@ -12,7 +12,7 @@ SLACK_S: Final = 1.0
 _UNITS = ((1e9, 1e10, 1.0), (1e12, 1e13, 1e-3), (1e15, 1e16, 1e-6), (1e18, 1e19, 1e-9))
 
 
-def seconds(value: float | str | None) -> float | None:
+def seconds(value: Any) -> float | None:
     """A Unix time in any of the usual units, or ISO 8601, as Unix seconds; None for None.
 
     A time without a zone is taken as UTC: only differences matter. Raises DamagedError for what is
@@ -26,6 +26,8 @@ def seconds(value: float | str | None) -> float | None:
         except ValueError:
             raise DamagedError(f"{value[:40]!r} is no time; ISO 8601 is expected") from None
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DamagedError(f"a time is a {type(value).__name__}; a number or ISO 8601 is expected")
     for low, high, unit in _UNITS:
         if low <= value < high:
             return value * unit

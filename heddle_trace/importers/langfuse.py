@@ -93,8 +93,8 @@ def _span(
         parent=id_in(_of(raw, "parent_observation_id"), "parent_observation_id"),
         kind=kind,
         name=name,
-        start_s=started(name, _time(_of(raw, "start_time"))),
-        end_s=_time(_of(raw, "end_time")),
+        start_s=started(name, seconds(_of(raw, "start_time"))),
+        end_s=seconds(_of(raw, "end_time")),
         failed=raw.get("level") == "ERROR",
         session=session,
         group=group,
@@ -133,12 +133,6 @@ def _is_of(name: str, side: str) -> bool:
     if side == "cached":
         return "cached" in name or "cache_read" in name
     return name.startswith(side) or f"_{side}_" in name
-
-
-def _time(value: Any) -> float | None:
-    if value is None or isinstance(value, str):
-        return seconds(value)
-    raise DamagedError(f"a time is a {type(value).__name__}; ISO 8601 is expected")
 
 
 LANGFUSE: Final = SpanFormat(

@@ -68,8 +68,8 @@ def _span(
         parent=id_in(parent, "parent_run_id"),
         kind=kind,
         name=name,
-        start_s=started(name, _time(raw.get("start_time"))),
-        end_s=_time(raw.get("end_time")),
+        start_s=started(name, seconds(raw.get("start_time"))),
+        end_s=seconds(raw.get("end_time")),
         failed=raw.get("error") is not None or raw.get("status") == "error",
         session=session,
         group=str(example) if example else group,
@@ -115,12 +115,6 @@ def _usage(raw: dict[str, Any], metadata: Any) -> dict[str, Any]:
 def _count(usage: dict[str, Any], *names: str) -> int | None:
     found = next((usage[name] for name in names if usage.get(name) is not None), None)
     return None if found is None else converted(found, Tokens)
-
-
-def _time(value: Any) -> float | None:
-    if value is None or (isinstance(value, int | float | str) and not isinstance(value, bool)):
-        return seconds(value)
-    raise DamagedError(f"a time is a {type(value).__name__}; ISO 8601 or a number is expected")
 
 
 LANGSMITH: Final = SpanFormat(

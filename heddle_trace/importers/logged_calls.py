@@ -19,7 +19,6 @@ from heddle_trace.importers.generations import (
     identifier,
     steps_of,
 )
-from heddle_trace.importers.notes import DamagedError
 from heddle_trace.importers.protocol import ImportContext
 from heddle_trace.schema import TrajectoryRecord
 
@@ -84,20 +83,14 @@ def times(raw: dict[str, Any]) -> tuple[float | None, float | None]:
     Raises DamagedError for what is no time.
     """
     places = [p for p in (raw, raw.get("metadata"), raw.get("response")) if isinstance(p, dict)]
-    start_s = next((_time(p[k]) for p in places for k in _STARTS if p.get(k) is not None), None)
-    end_s = next((_time(p[k]) for p in places for k in _ENDS if p.get(k) is not None), None)
+    start_s = next((seconds(p[k]) for p in places for k in _STARTS if p.get(k) is not None), None)
+    end_s = next((seconds(p[k]) for p in places for k in _ENDS if p.get(k) is not None), None)
     if end_s is None and start_s is not None:
         for place in places:
             for key, unit in _SPANS:
                 if isinstance(place.get(key), int | float):
                     return start_s, start_s + place[key] * unit
     return start_s, end_s
-
-
-def _time(value: object) -> float | None:
-    if not isinstance(value, int | float | str) or isinstance(value, bool):
-        raise DamagedError(f"a time is a {type(value).__name__}; a number or ISO 8601 is expected")
-    return seconds(value)
 
 
 def joined(session: str, calls: Sequence[LoggedCall], context: ImportContext) -> TrajectoryRecord:

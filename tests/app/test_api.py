@@ -164,7 +164,7 @@ def test_a_plan_is_exported_to_the_framework_that_is_named(coding: Path):
     settings = {"plan.framework": "skyrl", "plan.budget_s": 0}
     found = heddle.plan(coding, "verl", settings=settings, **ON)
     assert "generator.inference_engine.num_engines" in found.export()
-    assert not found.taken.found.complete
+    assert not found.taken.complete
 
 
 def test_regimes_are_names_too(coding: Path):

@@ -152,7 +152,7 @@ def test_what_no_bound_allows_is_refused_before_a_search(
     on = {"gpus": [1, 2], "model": "qwen3-8b", "max_running": 8, "history": "none"}
     found = heddle_api.plan(coding, "verl", deadline_s=1e6, budget_s=0.0, **on)
     # Twice what is proven cannot be refused by it.
-    near_s = 2.0 * max(row.found.bound_s for row in found.clusters)
+    near_s = 2.0 * max(row.bound_s for row in found.clusters)
     monkeypatch.setattr(Race, "run", lambda *_, **__: pytest.fail("it searches"))
     with pytest.raises(ConfigError, match=r"no cluster of these keeps the limit\. --deadline 1 s "):
         heddle_api.plan(coding, "verl", deadline_s=1.0, **on)

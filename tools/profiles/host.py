@@ -15,9 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from heddle_calibrate.fit.kernel_profile import NO_HOST, HostFit
+from heddle_calibrate.fit.kernel_profile import NO_HOST
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import MAX_BATCH, Profile, expand
+from heddle_sim.profile_parts import HostFit
 from tools.profiles.closed_loop import ClosedLoop, LoopResult, replay
 
 MEASURED_FILE = "measured_hopper_dense.csv"
