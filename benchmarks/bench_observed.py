@@ -21,7 +21,6 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from campaigns.fuzz.edits import any_edit, edited
-from heddle.diagnosis.parts import StepsError
 from heddle.diagnosis.verdict import diagnosed
 from heddle_trace.errors import TraceError
 from heddle_trace.observed.reading import read_observed
@@ -68,7 +67,7 @@ def damage(count: int, seed: int) -> None:
                 read = read_observed([path], skip_bad=rng.random() < 0.5)
                 json.dumps(diagnosed(read.steps, read.format).plain([], ""), allow_nan=False)
                 outcomes["read"] += 1
-            except (TraceError, StepsError):
+            except TraceError:
                 outcomes["refused"] += 1
             except Exception as error:
                 outcomes["failed"] += 1

@@ -58,28 +58,28 @@ def read_toml(path: Path) -> ConfigSource:
         raise ConfigError(f"{path}: a value is nested too deeply") from None
 
 
-def setting(text: str, option: str = "--set") -> ConfigSource:
+def setting(text: str) -> ConfigSource:
     """Read one ``section.key=value``; the value is TOML, or else taken as a bare string.
 
     A number is text where the key takes only text, as in ``cluster.env_latency=3``.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"{option} {text!r}: write it as section.key=value")
+        raise ConfigError(f"--set {text!r}: write it as section.key=value")
     try:
         found = tomllib.loads(f"value = {value}")
         if len(found) > 1:
-            raise ConfigError(f"{option} {text!r}: one key at a time; repeat {option} for others")
+            raise ConfigError(f"--set {text!r}: one key at a time; repeat --set for others")
         parsed: Any = found["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
         if re.fullmatch(r"-?\.\d+", parsed):  # No number of TOML, and usual on command lines.
             parsed = float(parsed)
     except RecursionError:
-        raise ConfigError(f"{option} {key.strip()}: its value is nested too deeply") from None
+        raise ConfigError(f"--set {key.strip()}: its value is nested too deeply") from None
     if _hint(key.strip()) is str and not isinstance(parsed, str):
         parsed = value.strip()
-    return option_value(key.strip(), parsed, f"{option} {text}")
+    return option_value(key.strip(), parsed, f"--set {text}")
 
 
 def option_value(key: str, value: Any, label: str) -> ConfigSource:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -44,18 +44,22 @@ class Workload:
         """Tokens that a replay of it generates."""
         return int(self.scripts.total("output_tokens").sum())
 
-    @property
-    def filled(self) -> dict[str, int]:
-        """Number of values of each field that the trace lacked and a rule filled in."""
-        fields = {} if self.fill is None else self.fill.fields
-        return {f"filled_{name}": f.filled for name, f in fields.items()}
+    def plain(self) -> dict[str, Any]:
+        """What is replayed, as JSON."""
+        return {
+            "name": self.trace.name,
+            "trajectories": self.trajectories,
+            "sha256": self.trace.sha256,
+            **self.notes,
+        }
 
     @property
     def notes(self) -> dict[str, int]:
         """Its entries in a run's summary; empty without a replay."""
         if self.fill is None:
             return {}
-        return {**self.filled, "dropped_over_capacity": len(self.dropped)}
+        filled = {f"filled_{name}": each.filled for name, each in self.fill.fields.items()}
+        return {**filled, "dropped_over_capacity": len(self.dropped)}
 
 
 def fitting(

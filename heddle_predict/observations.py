@@ -26,6 +26,10 @@ class Observed:
     """The model's quantile relative to survival, as of the latest generation."""
 
 
+PRIOR_WEIGHT = 100.0
+"""Ended trajectories that a prior counts as much as."""
+
+
 class Observations:
     """Observes a run; keeps features, and a `ProgressivePredictor` for each task.
 
@@ -33,10 +37,8 @@ class Observations:
     quantiles are relative to it: a correction of 0 leaves the estimate as it is.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, weight: float = 100.0) -> None:
-        """Count a prior as much as `weight` ended trajectories."""
+    def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._weight = weight
         self._features = Features(vocabulary)
         self._rules: dict[str, ProgressivePredictor] = {}
         self._observed: dict[TrajectoryId, Observed] = {}
@@ -81,6 +83,6 @@ class Observations:
         if rule is None:
             levels = self._vocabulary.tasks.get(t.task, self._vocabulary.anywhere)
             rule = self._rules[t.task] = ProgressivePredictor(
-                typical_tokens=max(levels.total_tokens, 1.0), typical_weight=self._weight
+                typical_tokens=max(levels.total_tokens, 1.0), typical_weight=PRIOR_WEIGHT
             )
         return Observed(self._features.begin(t), rule, rule.begin(t))

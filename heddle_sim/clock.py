@@ -18,8 +18,8 @@ class SimEnvironment(simpy.Environment):
     events at the same time run in the order of their requests, urgent events first.
     """
 
-    def __init__(self, calendar: Calendar | None = None) -> None:
-        self.calendar = calendar if calendar is not None else Calendar()
+    def __init__(self) -> None:
+        self.calendar = Calendar()
         super().__init__(self.calendar.now_s)
         self._eid = self.calendar.numbers
 

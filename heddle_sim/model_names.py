@@ -97,10 +97,10 @@ def _plain(model: str) -> str:
     return model.lower().rpartition("/")[2].removeprefix("meta-")
 
 
-def nearest_ids(model: str, count: int = 3) -> list[str]:
+def nearest_ids(model: str) -> list[str]:
     """Return listed repository ids of known shapes whose names are most like that of a model."""
     names = {_plain(each): each for each in listed_models()["ids"] if known_model(each)}
-    return [names[n] for n in difflib.get_close_matches(_plain(model), names, n=count, cutoff=0.5)]
+    return [names[n] for n in difflib.get_close_matches(_plain(model), names, n=3, cutoff=0.5)]
 
 
 def unknown_name(what: str, name: str, names: Sequence[str]) -> str:

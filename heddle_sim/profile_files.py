@@ -326,9 +326,9 @@ def _over_batches(x: Sequence[int], y: Sequence[float], batches: Sequence[float]
     return out
 
 
-def known_profiles(folder: Path = PROFILE_FOLDER) -> tuple[tuple[str, str], ...]:
+def known_profiles() -> tuple[tuple[str, str], ...]:
     """List shipped (model, gpu) pairs, sorted."""
-    stems = sorted(p.name.removesuffix(".json") for p in folder.glob("*.json"))
+    stems = sorted(p.name.removesuffix(".json") for p in PROFILE_FOLDER.glob("*.json"))
     return tuple((model, gpu) for model, _, gpu in (stem.rpartition(".") for stem in stems))
 
 

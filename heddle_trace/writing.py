@@ -42,7 +42,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             beside.unlink()
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None  # the user's path
-            error.add_note("Nothing was written.")
+            error.add_note(f"{path.name} was not written.")
         raise
     finally:
         _unfinished.discard(beside)

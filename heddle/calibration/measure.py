@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_struct
 from heddle.cluster.config import MAX_RUNNING
 from heddle.cluster.profiles import load_profiles
 from heddle.config import RunConfig
+from heddle.config_error import ConfigError
 from heddle.engines import open_vllm, vllm_settings
 from heddle.hardware import gpus, hardware
 from heddle.runs.files import git_commit
@@ -40,10 +41,6 @@ GPU_LIMITS, CPU_LIMITS = (128, 16384), (32, 2048)
 """Default for the largest batch and the longest context: a sweep then takes minutes."""
 
 
-class MeasuringError(ValueError):
-    """A sweep that cannot begin; the message states what is missing."""
-
-
 def choose_sweep(
     config: RunConfig,
     tps: tuple[int, ...],
@@ -63,7 +60,7 @@ def choose_sweep(
     most = sys.maxsize
     if config.runtime.engine == "fake":
         if served:
-            raise MeasuringError(
+            raise ConfigError(
                 "profile.share is of engines of yours: it needs --engine vllm, or leave it out"
             )
         profile = load_profiles(config.cluster).only
@@ -84,7 +81,7 @@ def choose_sweep(
         ("profile.max_context", context, most),
     ):
         if not 1 <= value <= high:
-            raise MeasuringError(f"{option} {value}: must be from 1 to {high}")
+            raise ConfigError(f"{option} {value}: must be from 1 to {high}")
     spec = SweepSpec(
         tps=tps,
         gpu=gpu,

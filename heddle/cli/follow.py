@@ -65,7 +65,6 @@ class _Following:
 
     def look(self) -> float:
         """Read the files if they have changed, and print what is new. Returns seconds to read."""
-        from heddle.diagnosis.parts import StepsError
         from heddle.diagnosis.verdict import diagnosed
         from heddle_trace.errors import TraceError
 
@@ -78,7 +77,7 @@ class _Following:
         try:
             steps, name = read_steps([*map(str, files)], self.config.logs, growing=True)
             found = diagnosed(steps, name)
-        except (TraceError, StepsError) as error:
+        except TraceError as error:
             self._say(str(error))
             return time.monotonic() - began_s
         if found.steps[-1].label is None and not any(p.phase == "step" for p in steps.phases):

@@ -57,9 +57,6 @@ def write(path: Path, content: bytes) -> None:
         write_whole(path, lambda file: file.write(content))
     except PermissionError:
         raise OutputError(f"{path}: permission denied; name a file in another folder") from None
-    except OSError as error:
-        # Named by its own path, not by that of the temporary file beside it.
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def any_run(path: Path, what: str) -> "Run":

@@ -47,19 +47,15 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean=mean, ci95=t_quantile(n - 1) * math.sqrt(variance / n))
 
 
-def t_quantile(degrees: int, within: float = 0.95) -> float:
-    """The t that Student's distribution stays within, between -t and t, with this probability.
-
-    Args:
-        degrees: Degrees of freedom, at least 1.
-        within: Probability, above 0 and below 1.
+def t_quantile(degrees: int) -> float:
+    """The t such that Student's distribution is between -t and t with a probability of 95 %.
 
     Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, solved by bisection. Exact but for rounding.
     """
     low, high = 0.0, math.pi / 2
     for _ in range(100):
         angle = (low + high) / 2
-        low, high = (angle, high) if _t_within(angle, degrees) < within else (low, angle)
+        low, high = (angle, high) if _t_within(angle, degrees) < 0.95 else (low, angle)
     return math.sqrt(degrees) * math.tan((low + high) / 2)
 
 

@@ -180,19 +180,12 @@ class Comparison(Answered):
 
         `words` are trace and options of the command that replays what is recommended.
         """
-        trace, cluster = self.workload.trace, self.config.cluster
+        cluster = self.config.cluster
         baseline = self.best_baseline
         return {
             "schema": SCHEMA,
             **plain_answer(self, words),
-            "trace": {
-                "name": trace.name,
-                "trajectories": len(self.workload.scripts),
-                "output_tokens": self.workload.output_tokens,
-                "sha256": trace.sha256,
-                "dropped_over_capacity": len(self.workload.dropped),
-                **self.workload.filled,
-            },
+            "trace": self.workload.plain() | {"output_tokens": self.workload.output_tokens},
             "cluster": {
                 "gpus": cluster.gpus,
                 "gpu": ", ".join(self.profiles.pools),

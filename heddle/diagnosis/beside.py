@@ -89,7 +89,7 @@ def beside(ran: Ran, simulated: Rollouts) -> Verified:
     """Put a prediction beside what was measured, both decomposed alike.
 
     Raises:
-        StepsError: the measured steps cannot be of one run.
+        TraceError: the measured steps cannot be of one run.
     """
     mine, theirs = ([diagnosed(each, "") for each in runs] for runs in (ran.seen, simulated))
     took, made = (summed(each.parts for each in of) for of in (mine, theirs))

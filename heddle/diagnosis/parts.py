@@ -26,6 +26,7 @@ from heddle.diagnosis.intervals import (
     spans,
 )
 from heddle.runs.journal_columns import Bools, Floats, Ints
+from heddle_trace.errors import TraceError
 from heddle_trace.importers.clocks import SLACK_S
 from heddle_trace.observed.columns import ObservedSteps
 
@@ -102,10 +103,6 @@ class EngineTime:
         )
 
 
-class StepsError(ValueError):
-    """Steps that cannot be of one run."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Window:
     label: int | None
@@ -117,12 +114,12 @@ def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window
     """The measured steps: as recorded, by the number of the step, or all of the source.
 
     Raises:
-        StepsError: a step ends before the one before it.
+        TraceError: a step ends before the one before it.
     """
     steps = sorted((p for p in seen.phases if p.phase == "step"), key=lambda each: each.start_s)
     for before, after in pairwise(steps):
         if after.start_s < before.end_s - SLACK_S:
-            raise StepsError(
+            raise TraceError(
                 f"a step begins {before.end_s - after.start_s:,.1f} s before the one before it has "
                 f"ended: {_SEVERAL}"
             )
@@ -142,7 +139,7 @@ def windows(seen: ObservedSteps, start_s: Floats, end_s: Floats) -> list[_Window
     found = []
     for each, last in sorted(ends.items()):
         if max(last) < begin_s:
-            raise StepsError(f"step {each} ends before the step before it: {_SEVERAL}")
+            raise TraceError(f"step {each} ends before the step before it: {_SEVERAL}")
         found.append(_Window(each, begin_s, max(last)))
         begin_s = max(last)
     return found
@@ -155,7 +152,7 @@ def diagnose(seen: ObservedSteps) -> tuple[list[Step], list[CriticalPath], list[
         at_s = seen.engines["time_s"].values
         apart_s = max(at_s.min() - end_s.max(), start_s.min() - at_s.max())
         if apart_s > SLACK_S:
-            raise StepsError(f"metrics and requests are {apart_s:,.0f} s apart: {_SEVERAL}")
+            raise TraceError(f"metrics and requests are {apart_s:,.0f} s apart: {_SEVERAL}")
     cut = requests(seen)
     codes, first_s, last_s = spans(seen)
     names = seen.column("trajectory_id").words

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from heddle.diagnosis.engines import diagnose_engines, sampled_engines
-from heddle.diagnosis.parts import CriticalPath, EngineTime, Step, StepsError, diagnose
+from heddle.diagnosis.parts import CriticalPath, EngineTime, Step, diagnose
 from heddle.diagnosis.remedies import Remedy
+from heddle_trace.errors import TraceError
 from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.schema import TIMES
 
@@ -125,12 +126,12 @@ def diagnosed(steps: ObservedSteps, name: str) -> Diagnosis:
     """Where the time of measured steps went; `name` is their source.
 
     Raises:
-        StepsError: they cannot be of one run, or take no time.
+        TraceError: they cannot be of one run, or take no time.
     """
     of = diagnose_engines if not steps.count and steps.engines else diagnose
     measured, paths, engines = of(steps)
     if not any(step.end_s > step.start_s for step in measured):
-        raise StepsError("all that was measured begins and ends at one time: give logs of a step")
+        raise TraceError("all that was measured begins and ends at one time: give logs of a step")
     if not engines and steps.engines:
         engines = sampled_engines(steps, *measured)
     known: set[str] = {name for name in TIMES if name in steps.requests or name in steps.engines}

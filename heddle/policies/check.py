@@ -92,12 +92,7 @@ class PolicyCheck:
     def plain(self) -> dict[str, Any]:
         return {
             "schema": "heddle.policy-check/1",
-            "policy": self.policy,
-            "trajectories": self.trajectories,
-            "decisions": self.decisions,
-            "impure": list(self.impure),
-            "differs": self.differs,
-            "diverges": self.diverges,
+            **asdict(self),
             "passed": self.passed,
             "times": [asdict(each) | {"slow": each.slow} for each in self.times],
         }

@@ -9,7 +9,7 @@ beside (`perfetto_loop`). Times are microseconds since the first arrival, or the
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from heddle.reports.curves import under_way
 from heddle.reports.perfetto_loop import loop_events
 from heddle.reports.sample import ShownEngines
 from heddle.runs.record import Record, slots
-from heddle.runs.tables import Dispatches, Floats, Ints
+from heddle.runs.tables import Floats, Ints
 
 Event: TypeAlias = dict[str, Any]
 
@@ -97,7 +97,7 @@ def _of_engines(record: Record, shown: Ints) -> Record:
     reported = np.isin(r["engine"], codes)
     return replace(
         record,
-        dispatches=Dispatches(*(getattr(d, field.name)[ran] for field in fields(Dispatches))),
+        dispatches=d.part(ran),
         slot=record.slot[ran],
         engines=engines,
         migrations={name: values[moved] for name, values in m.items()},

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from heddle.reports.curves import at_least
 from heddle.reports.figures import COLOURS, STYLE
 from heddle.runs.tables import Floats, Ints
 from heddle_trace import Trace, TraceError, TraceStats
@@ -22,7 +23,6 @@ from heddle_trace.table import Records
 from heddle_trace.writing import whole
 
 SUFFIXES = (".png", ".svg", ".pdf")
-MAX_POINTS = 2_000
 MAX_TOOLS = 9
 MAX_GROUPS = 250
 """Groups that are drawn, evenly from the shortest to the longest, each a few pixels wide."""
@@ -92,16 +92,13 @@ def _tail(axes: Axes, values: Floats | Ints, spread: Spread, what: str) -> None:
     if not len(values):
         _nothing(axes, "not recorded")
         return
-    ordered = np.sort(np.maximum(values, 1)).astype(float)
-    share = 1.0 - np.arange(len(ordered)) / len(ordered)
-    rank = len(ordered) - np.unique(np.geomspace(1, len(ordered), MAX_POINTS).astype(int))
-    axes.step(ordered[rank[::-1]], share[rank[::-1]], where="post", color=COLOURS[0])
+    lengths = np.maximum(values, 1).astype(float)
+    axes.step(*at_least(lengths), where="post", color=COLOURS[0])
     for index, (name, mark) in enumerate(_MARKS):
         value = getattr(spread, name)
-        at_least = max(float((ordered >= value).mean()), 1.0 / len(ordered))
         axes.plot(
             max(value, 1.0),
-            at_least,
+            max(float((lengths >= value).mean()), 1.0 / len(lengths)),
             mark,
             color=COLOURS[1 + index],
             markersize=7,

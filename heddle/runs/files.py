@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heddle_compiled import installed_version
+from heddle_trace.writing import whole
 
 MANIFEST = "manifest.json"
 CONFIG_GIVEN = "config.toml"
@@ -72,24 +73,9 @@ def new_folder(out: Path, name: str) -> Path:
     raise RunError(f"{out}: 10,000 runs called {name} are there already; choose another --out")
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside its place; rename it at the end, so that it is complete or not there."""
-    beside = path.with_name(f".{path.name}.partial")
-    try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file complete or not at all."""
-    with whole_file(path) as file:
+    with whole(path) as file:
         write(file)
 
 
@@ -104,7 +90,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 def written_table(path: Path) -> Iterator[Callable[[pa.Table], None]]:
     """Write a table as Parquet, in as many parts as are given; whole at the end or not at all."""
     with ExitStack() as open_files:
-        file = open_files.enter_context(whole_file(path))
+        file = open_files.enter_context(whole(path))
         writer: pq.ParquetWriter | None = None
 
         def write(table: pa.Table) -> None:

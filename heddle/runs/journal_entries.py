@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from heddle.runs.arrow_arrays import number_array
+from heddle.runs.files import RunError
 from heddle.runs.journal_columns import Ints
 from heddle.runs.journal_schema import EVENTS, layouts
 from heddle.runs.shape_keys import from_plain
@@ -26,14 +27,10 @@ TRUSTED = ("heddle_core", "heddle_trace")
 """Packages whose planning problems may be imported by name while a journal is read."""
 
 
-class JournalError(ValueError):
-    """A journal that violates its schema."""
-
-
 def decode(table: pa.Table) -> Iterator[Entry]:
     """Return the entries of a journal, equal to the original ones.
 
-    Raises `JournalError` when a row names an unknown event or command, lacks what it needs, or
+    Raises `RunError` when a row names an unknown event or command, lacks what it needs, or
     when a command does not follow the event that caused it.
     """
     event: Any = None
@@ -46,19 +43,17 @@ def decode(table: pa.Table) -> Iterator[Entry]:
         try:
             things = _things(batch, events - 1 + np.cumsum(is_event))
         except (KeyError, TypeError, json.JSONDecodeError) as e:
-            raise JournalError(f"journal is damaged: {type(e).__name__}: {e}") from None
+            raise RunError(f"journal is damaged: {type(e).__name__}: {e}") from None
         events += int(is_event.sum())
         for seq, kind, cause, thing in zip(seqs, kinds, causes, things, strict=True):
             if (kind == "event") != isinstance(thing, EVENTS):
-                raise JournalError(f"journal row {seq}: {type(thing).__name__} is no {kind}")
+                raise RunError(f"journal row {seq}: {type(thing).__name__} is no {kind}")
             if kind == "event":
                 if event is not None:
                     yield Entry(event, tuple(commands))
                 event, event_seq, commands = thing, seq, []
             elif cause != event_seq:
-                raise JournalError(
-                    f"journal row {seq}: a command caused by {cause}, not {event_seq}"
-                )
+                raise RunError(f"journal row {seq}: a command caused by {cause}, not {event_seq}")
             else:
                 commands.append(thing)
     if event is not None:
@@ -80,7 +75,7 @@ def _things(batch: pa.RecordBatch, event_numbers: Ints) -> list[Any]:
     for name in dict.fromkeys(names.tolist()):
         layout = layouts().get(name)
         if layout is None:
-            raise JournalError(f"journal names {name!r}, which this version does not know")
+            raise RunError(f"journal names {name!r}, which this version does not know")
         index = np.flatnonzero(names == name)
         rows = number_array(index)
         keys = [f.column for f in layout.plain]
@@ -132,7 +127,7 @@ def _convert(value: Any, cls: type[T]) -> T:
     try:
         return msgspec.convert(from_plain(value), cls, str_keys=True, dec_hook=from_text)
     except msgspec.ValidationError as e:
-        raise JournalError(f"journal payload does not fit {cls}: {e}") from None
+        raise RunError(f"journal payload does not fit {cls}: {e}") from None
 
 
 def from_text(cls: type, text: Any) -> Any:
@@ -146,10 +141,8 @@ def _problem_class(path: str) -> type:
     """Find the class of a stored problem, without importing arbitrary modules that a file names."""
     module, _, name = path.partition(":")
     if module.split(".")[0] not in TRUSTED and module not in sys.modules:
-        raise JournalError(
-            f"journal holds a planning problem of {path}, which is not installed here"
-        )
+        raise RunError(f"journal holds a planning problem of {path}, which is not installed here")
     cls = getattr(importlib.import_module(module), name, None)
     if not (isinstance(cls, type) and is_dataclass(cls)):
-        raise JournalError(f"journal holds a planning problem of {path}, which is no dataclass")
+        raise RunError(f"journal holds a planning problem of {path}, which is no dataclass")
     return cls

@@ -62,7 +62,7 @@ def replay(
     the form ``module:factory`` that the run's configuration may import.
 
     Raises:
-        RunError, JournalError: the run is damaged, its oracle's trace or its model is gone, or its
+        RunError: the run is damaged, its oracle's trace or its model is gone, or its
             policy is code that is not allowed.
         PolicyNotFound, ProfileError: it used a policy or profile that is not here.
     """

@@ -5,7 +5,7 @@ engines are measured by the same code. Definitions: docs/run-directory.md.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +58,10 @@ class Dispatches:
     prefill_s: Floats
     decode_s: Floats
     reason: Ints
+
+    def part(self, index: Ints) -> "Dispatches":
+        """Those at these places."""
+        return Dispatches(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
 def dispatches(journal: Journal) -> Dispatches:

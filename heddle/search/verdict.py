@@ -170,7 +170,6 @@ def _without(words: Sequence[str], *keys: str) -> list[str]:
 def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
     """As JSON; equal inputs give equal values but for `searched.seconds`."""
     setup = result.setup
-    trace = setup.workload.trace
     return {
         "schema": SCHEMA,
         "verdict": verdict_of_search(result),
@@ -190,13 +189,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
             "draws": result.draws,
             "complete": result.complete,
         },
-        "trace": {
-            "name": trace.name,
-            "trajectories": setup.workload.trajectories,
-            "sha256": trace.sha256,
-            "dropped_over_capacity": len(setup.workload.dropped),
-            **setup.workload.filled,
-        },
+        "trace": setup.workload.plain(),
         "cluster": {
             "gpus": sum(result.gpus.values()),
             "gpu": ", ".join(result.gpus),

@@ -111,13 +111,13 @@ class KernelTables:
         return KernelTables(**{name: change(frame) for name, frame in self._frames().items()})
 
 
-def fit_decode(rows: pd.DataFrame, contexts: tuple[int, ...] = GROUND_TRUTH_CONTEXTS) -> DecodeFit:
-    """Least relative squares over `contexts`, affine in context at each batch size of the table.
+def fit_decode(rows: pd.DataFrame) -> DecodeFit:
+    """Least relative squares, affine in context at each batch size of the table.
 
     Both coefficients grow with the batch (as sums of nonnegative increments), so no step gets
     faster when a sequence of the same length joins. Small dips of the source are smoothed.
     """
-    chosen = rows[rows["context"].isin(contexts)]
+    chosen = rows[rows["context"].isin(GROUND_TRUTH_CONTEXTS)]
     batch = chosen["batch"].to_numpy(np.float64)
     seconds = chosen["TPOT_ms"].to_numpy(np.float64) / 1e3
     return decode_curve(

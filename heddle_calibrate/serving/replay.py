@@ -251,7 +251,7 @@ def _less(end: _Sums, start: _Sums, scale: float) -> _Sums:
     return a, b, c, d, e
 
 
-def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> ServingWork:
+def serving_work(table: LatencyTable, clients: Clients) -> ServingWork:
     """Replay a closed loop on kernel times, `table`, and sum up what its requests waited for.
 
     Raises:
@@ -272,7 +272,7 @@ def serving_work(table: LatencyTable, clients: Clients, *, seed: int = 0) -> Ser
         )
     total = clients.requests or clients.concurrency * clients.waves
     first = min(total, clients.concurrency)
-    replay = _Replay(table=table, clients=clients, random=random.Random(seed), unsent=total - first)
+    replay = _Replay(table=table, clients=clients, random=random.Random(0), unsent=total - first)
     for _ in range(first):
         replay.send(0)
     while len(replay.first_token) < total:

@@ -336,8 +336,8 @@ def _error_of(answer: Answer, path: str) -> tuple[int, dict[str, Any]]:
     return (status if 400 <= status < 500 else 502), error
 
 
-def _refuse(param: str, message: str, *, ours: bool = False) -> NoReturn:
-    raise RenderError(400, _error(400, message, param), ours=ours)
+def _refuse(param: str, message: str) -> NoReturn:
+    raise RenderError(400, _error(400, message, param))
 
 
 def _broken(message: str, *, status: int = 502) -> NoReturn:

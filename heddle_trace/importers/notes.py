@@ -38,9 +38,9 @@ class Notes:
     line: bytes = b""
     suspect: Callable[[bytes], str] = field(default=lambda line: "")
 
-    def drop(self, what: str, count: int = 1) -> None:
+    def drop(self, what: str) -> None:
         """Count something that is left out on purpose."""
-        self.dropped[what] = self.dropped.get(what, 0) + count
+        self.dropped[what] = self.dropped.get(what, 0) + 1
 
     def assume(self, what: str, count: int = 1) -> None:
         """Count an assumption about what the source does not record."""

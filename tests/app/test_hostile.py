@@ -28,7 +28,8 @@ from heddle.cluster.config import MAX_GPUS, MAX_RUNNING, ClusterConfig
 from heddle.config import RunConfig
 from heddle.runs import directory, load_run
 from heddle.runs import files as run_files
-from heddle.runs.journal_entries import JournalError, decode
+from heddle.runs.files import RunError
+from heddle.runs.journal_entries import decode
 from heddle.simulation import simulate
 from tests.app.journals import ONE_RUN, Heddle, last_run, run_of, unlisted
 from tests.patience import PATIENCE_S
@@ -603,7 +604,7 @@ def test_a_damaged_row_is_named(
     if said is None:
         assert len(list(decode(damaged))) > 0  # not read for this kind of row
         return
-    with pytest.raises(JournalError, match=said):
+    with pytest.raises(RunError, match=said):
         list(decode(damaged))
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle.runs.journal_entries import JournalError, decode
+from heddle.runs.files import RunError
+from heddle.runs.journal_entries import decode
 from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command, Dispatch, SolvePlan
 from heddle_core.events import Event, PlanSolved, RolloutStarted, Tick
@@ -114,7 +115,7 @@ def test_an_unknown_name_is_refused():
     batch = table([entry(Tick(time_s=0.0))])
     other = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array(["Yawned"]))
     changed = batch.set_column(batch.schema.get_field_index("name"), "name", other)
-    with pytest.raises(JournalError, match="Yawned"):
+    with pytest.raises(RunError, match="Yawned"):
         list(decode(changed))
 
 
@@ -126,7 +127,7 @@ def test_a_problem_of_an_unknown_package_is_not_imported():
     changed = rows.set_column(
         rows.schema.get_field_index("payload"), "payload", pa.array(foreign, pa.string())
     )
-    with pytest.raises(JournalError, match="antigravity"):
+    with pytest.raises(RunError, match="antigravity"):
         list(decode(changed))
     assert "antigravity" not in sys.modules
 

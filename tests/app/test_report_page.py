@@ -372,7 +372,7 @@ def test_a_page_is_there_whole_or_not_at_all(
     run = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"]
 
     def fails(_: int) -> None:
-        raise OSError(number, os.strerror(number), ".x.html.partial")
+        raise OSError(number, os.strerror(number), ".x.html.1.tmp")
 
     monkeypatch.setattr(os, "fsync", fails)
     assert said in refused("report", run, "-o", "x.html", status=status)

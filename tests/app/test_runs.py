@@ -457,7 +457,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("pyarrow.parquet.ParquetWriter.write_table", full)
     with pytest.raises(OSError, match="No space left"), run:
         run.finish()
-    assert not list(run.path.glob("*.partial"))
+    assert not list(run.path.glob(".*.tmp"))
     assert not list(run.path.glob(".*"))
     assert not (run.path / "steps.parquet").exists()
     assert load_run(run.path, unfinished=True).status == "failed"

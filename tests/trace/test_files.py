@@ -313,7 +313,7 @@ def test_a_refused_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device") as refused:
         write_trace(path, [record(trajectory_id="other")])
     assert refused.value.filename == str(path)
-    assert refused.value.__notes__ == ["Nothing was written."]
+    assert refused.value.__notes__ == ["t.jsonl was not written."]
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 

@@ -6,7 +6,7 @@ Times are ticks since the first arrival of the run, so that they fit into 32 bit
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from heddle.reports.page.overall import activity, lengths, plan
 from heddle.reports.page.training import training, training_columns
 from heddle.reports.sample import Sample
 from heddle.runs.record import Record
-from heddle.runs.tables import Dispatches, Floats, Ints
+from heddle.runs.tables import Floats, Ints
 
 TICK_S = 1e-4
 MAX_TICKS = 2**32 - 2
@@ -123,7 +123,7 @@ def _words(codes: Ints, words: Sequence[str]) -> tuple[Any, list[str]]:
 def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[str, Any]:
     own = np.flatnonzero(shown.trajectories[record.dispatches.trajectory])
     tool = record.steps["tool"][np.cumsum(record.dispatches.first)[own] - 1]
-    d = Dispatches(*(getattr(record.dispatches, f.name)[own] for f in fields(Dispatches)))
+    d = record.dispatches.part(own)
     flags = OPEN * np.isnan(d.ended_s) + PREEMPTED * d.preempted + LOST * d.lost
     tick_s = tick(record.end_s - record.start_s)
     return {
