@@ -78,10 +78,8 @@ class NoisyOracle(Oracle):
         self._seed = seed
 
     def remaining_tokens(self, t: TrajectoryView) -> float:
-        return super().remaining_tokens(t) * math.exp(self._sigma * self._z(t))
-
-    def _z(self, t: TrajectoryView) -> float:
-        return _standard_normal(self._seed, t.id, t.step)
+        z = _standard_normal(self._seed, t.id, t.step)
+        return super().remaining_tokens(t) * math.exp(self._sigma * z)
 
 
 class PaperQuality:

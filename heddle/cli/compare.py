@@ -85,7 +85,8 @@ def compare(
 
     swept = read_sweeps(sweeps, SWEPT, tp=options["tp"])
     parts = "policy.parts" in swept
-    names = _named(policies) if policies is not None or parts else None
+    listed = [name.strip() for name in (policies or "").split(",") if name.strip()]
+    names = listed if policies is not None or parts else None
     races = names is None or any(map(is_pattern, names))
     tps, slots = swept.get("cluster.tp"), swept.get("cluster.max_running")
     best_roles = "cluster.roles" in swept
@@ -109,10 +110,6 @@ def compare(
     figure = config.report.figure if parts else None
     _show(result, logs, figure, words, as_json=as_json, wide=wide)
     _finish(folder, config.report.page, as_json=as_json)
-
-
-def _named(policies: str | None) -> list[str]:
-    return [name.strip() for name in (policies or "").split(",") if name.strip()]
 
 
 def _compared(

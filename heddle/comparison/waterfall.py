@@ -64,11 +64,7 @@ def waterfall_policies(baseline: str = BASELINE) -> list[str]:
             f"--policies {BASELINE}, not {baseline}"
         )
     parts = ["+".join(parts) for _, parts in STEPS[:-1]]
-    return [baseline, *(f"{baseline}+{so_far}" for so_far in accumulate(parts, _joined)), PRESET]
-
-
-def _joined(first: str, second: str) -> str:
-    return f"{first}+{second}"
+    return [*accumulate([baseline, *parts], "{}+{}".format), PRESET]
 
 
 def waterfall(result: Comparison) -> tuple[WaterfallStep, ...]:

@@ -123,8 +123,5 @@ def draw_waterfall(
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set(title=title, xlabel="makespan (s)", xlim=(0.0, 1.12 * _longest_s(steps)))
-
-
-def _longest_s(steps: Sequence[WaterfallStep]) -> float:
-    return max(step.makespan_s.mean for step in steps)
+        longest_s = max(step.makespan_s.mean for step in steps)
+        axes.set(title=title, xlabel="makespan (s)", xlim=(0.0, 1.12 * longest_s))

@@ -192,17 +192,12 @@ def _package() -> Path:
 
 def _system(wanted: str, package: Path) -> str:
     """A GPU class by its full name, or by the one that begins with it."""
-    known = sorted(
-        path.stem for path in (package / "systems").glob("*.yaml") if (_data(package, path.stem))
-    )
+    systems = package / "systems"
+    known = sorted(p.stem for p in systems.glob("*.yaml") if (systems / "data" / p.stem).is_dir())
     full = [name for name in known if name in (wanted, f"{wanted}_sxm")]
     if not full:
         raise EstimatorError(_unknown("GPU class", wanted, known))
     return full[-1]
-
-
-def _data(package: Path, system: str) -> bool:
-    return (package / "systems" / "data" / system).is_dir()
 
 
 def _model(wanted: str, package: Path) -> str:

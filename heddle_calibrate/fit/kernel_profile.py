@@ -115,10 +115,6 @@ def migration_transfer(seconds: Sequence[float]) -> Transfer:
     return Transfer(fixed_s=round(float(fixed_s), 3), bytes_per_s=TRANSFER_BYTES_PER_S)
 
 
-def _capacity(t: KernelTables) -> int:
-    return int(t.capacity["kv_capacity_tokens"].iloc[0]) if len(t.capacity) else 0
-
-
 def fit_kernels(
     tables: KernelTables,
     names: tuple[str, str],
@@ -144,7 +140,7 @@ def fit_kernels(
     refused: dict[str, str] = {}
     for layout in layouts:
         t = tables.of(spec.table, layout)
-        capacity = _capacity(t)
+        capacity = 0 if t.capacity.empty else int(t.capacity["kv_capacity_tokens"].iloc[0])
         if capacity <= 0 or t.decode.empty:
             refused[layout] = NO_ROWS if capacity > 0 or t.capacity.empty else NO_MEMORY
             continue

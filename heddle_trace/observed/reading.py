@@ -77,7 +77,8 @@ def read_observed(
     times; with `skip_bad` damaged records are left out and counted.
     """
     notes = Notes(skip_bad=skip_bad)
-    files = sources([file for path in paths for file in _files(Path(path))], growing=growing)
+    listed = [within(path) if path.is_dir() else [path] for path in map(Path, paths)]
+    files = sources([*chain.from_iterable(listed)], growing=growing)
     if not files:
         raise TraceError(f"{paths[0]}: the folder holds no file; name one with logs or runs")
     shown = {source: head_of(source) for source in files}
@@ -109,10 +110,6 @@ def read_observed(
     _check(steps, own[0], notes)
     foreign = tuple(str(source.path) for source in files if not named[source])
     return ReadSteps(steps, name, notes, foreign)
-
-
-def _files(path: Path) -> list[Path]:
-    return within(path) if path.is_dir() else [path]
 
 
 def _format(head: Head) -> str:

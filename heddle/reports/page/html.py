@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -88,7 +89,7 @@ def filled(body: str, title: str, scripts: Sequence[str], data: bytes) -> bytes:
         return (static / name).read_text(encoding="utf-8")
 
     slots = {
-        "title": _plain(title),
+        "title": escape(title, quote=False),
         "style": style_sheet() + read("page.css"),
         "body": read(f"{body}.html"),
         "plotly": plotly_script(),
@@ -127,7 +128,3 @@ def packed(head: Mapping[str, Any], runs: Sequence[Mapping[str, Mapping[str, Any
     text += b" " * (-len(text) % 4)
     block = len(text).to_bytes(4, "little") + text + bytes(body)
     return gzip.compress(block, compresslevel=6, mtime=0)
-
-
-def _plain(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

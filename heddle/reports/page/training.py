@@ -25,11 +25,11 @@ def training(record: Record) -> dict[str, Any] | None:
         "rewards": _curve(record, loop.rewards),
         "starts": _curve(record, loop.starts),
         "moves": [
-            [role, begin - record.start_s, _end(record, end) - record.start_s]
+            [role, begin - record.start_s, end - record.start_s]
             for role, begin, end in zip(
                 loop.moves["role"],
                 loop.moves["began_s"].tolist(),
-                loop.moves["ended_s"].tolist(),
+                np.nan_to_num(loop.moves["ended_s"], nan=record.end_s).tolist(),
                 strict=True,
             )
         ],
@@ -64,10 +64,6 @@ def training_columns(
             "ended": ended(u["ended_s"]),
         },
     }
-
-
-def _end(record: Record, time_s: float) -> float:
-    return record.end_s if np.isnan(time_s) else time_s
 
 
 def _curve(record: Record, intervals: tuple[Floats, Floats]) -> dict[str, list[float]]:

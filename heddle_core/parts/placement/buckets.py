@@ -10,7 +10,7 @@ from heddle_core.estimate.state_tree import EndedPath, StateTree
 from heddle_core.events import ToolReturned
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
 from heddle_core.parts.placement.load_and_pin import OneByOne, pinned
-from heddle_core.policy import EngineView, TrajectoryView, View
+from heddle_core.policy import TrajectoryView, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Buckets(OneByOne):
         for tp in (*bucket.tps, *others):
             preferred = [e for e in free if e.shape.tp == tp]
             if preferred:
-                return min(preferred, key=_in_flight).id
+                return min(preferred, key=lambda e: e.in_flight).id
         return fewest.id
 
     def _begin_rollout(self, t: TrajectoryView) -> None:
@@ -161,7 +161,3 @@ class Buckets(OneByOne):
             for ended in self._ended:
                 self._tree.insert(ended)
         self._rollouts[t.rollout] = None
-
-
-def _in_flight(engine: EngineView) -> int:
-    return engine.in_flight
