@@ -449,7 +449,8 @@ class HttpEngine(TokenEngine):
                 place._count_fault()
                 step.attempts.cuts += 1
                 if step.attempts.cuts >= MOST_CUTS:
-                    raise _StepFaultError(_broken_off(error)) from None
+                    said = f"engines broke off {MOST_CUTS} times; {error}"
+                    raise _fault("server_error", said) from None
             else:
                 place._circuit.succeeded()
                 return
@@ -554,7 +555,9 @@ class HttpEngine(TokenEngine):
                 found = await response.read(ANSWER_BYTES)
                 raise _of_status(step.path, Answer(response.status, found, response.headers))
             if step.streams and response.content_type != "text/event-stream":
-                raise _StepFaultError(_no_stream(step.path, response.content_type))
+                sent = response.content_type[:80]
+                said = f"{step.path} was to answer with a stream, and it sent {sent}"
+                raise _fault("api_error", said)
             if not step.streams:
                 place._brought(step, step.take_whole(await response.read(ANSWER_BYTES)))
                 return
@@ -686,16 +689,9 @@ def _kind_of(
     return _StepFaultError(_of_engine(refusal, understood=understood))
 
 
-def _no_stream(path: str, content_type: str) -> Refusal:
-    message = f"{path} was to answer with a stream, and it sent {content_type[:80]}"
-    body = {"message": message, "type": "api_error", "param": None, "code": 502}
-    return Refusal(status=502, body={"error": body})
-
-
-def _broken_off(error: Exception) -> Refusal:
-    message = f"engines broke off {MOST_CUTS} times; {error}"
-    body = {"message": message, "type": "server_error", "param": None, "code": 502}
-    return Refusal(status=502, body={"error": body})
+def _fault(kind: str, message: str) -> _StepFaultError:
+    body = {"message": message, "type": kind, "param": None, "code": 502}
+    return _StepFaultError(Refusal(status=502, body={"error": body}))
 
 
 def _of_engine(refusal: Refusal, *, understood: bool) -> Refusal:
