@@ -46,10 +46,10 @@ from heddle.search.result import (
     best_of_kinds,
     engines_of,
     mechanisms,
-    name_of,
     named_ties,
     tried_of,
 )
+from heddle.search.ties import name_of
 from heddle.setup import Workspace
 from heddle.workload import CapacityError, Workload
 from heddle_sim.training import TrainingError
@@ -104,8 +104,7 @@ def search_loops(
     if begun is not None:
         config, found = begun, _Loops(begun, names, shared, framework)
         first = found.of(splits(config, train_gpus, tps))
-    # A training comes to its prompts again.
-    check_history(config.run, found.workload.trace, again=True)
+    check_history(config.run, found.workload.trace, again=True)  # as a training comes to it
     race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import ClusterProfiles
@@ -31,6 +31,7 @@ from heddle.search.jobs import draws_of, race_of
 from heddle.search.policies import FIRST, shipped
 from heddle.search.race import LAST, NEAR, NEVER, SEARCHED, OnRound, Race, kind_of
 from heddle.search.rounds import all_rounds, first_rounds, of_policies, share_of
+from heddle.search.ties import name_of
 from heddle.setup import RunSetup, Workspace, makespan_bound, prepare
 from heddle.workload import Workload
 from heddle_core.ids import EngineShape, GroupId, RolloutId, TrajectoryId
@@ -274,27 +275,11 @@ def untried_of(race: Race, small: Race) -> list[Tried]:
     ]
 
 
-def name_of(candidate: Variant) -> str:
-    """A candidate in words."""
-    cluster = candidate.cluster
-    engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
-    name = f"{candidate.full_policy} with {engines}, {cluster.running} slots"
-    if not candidate.regime:
-        return name
-    packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
-    return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}{packed}"
-
-
 def _chosen(race: Race, same: Iterable[Variant], own: Iterable[Variant]) -> Variant:
-    """The simplest of the best; `own`, for whose search was no time, where it was judged faster."""
-    simplest = min(same, key=partial(_order_of_ties, race))
+    """The simplest of the best, then the least mean; `own`, which had no time, if judged faster."""
+    simplest = min(same, key=lambda each: (*race.simplicity(each), fmean(race.decided()[each])))
     own = [each for each in own if each not in race.made["search"]]
     return min([simplest, *own], key=lambda each: fmean(race.made["judge"][each].values()))
-
-
-def _order_of_ties(race: Race, candidate: Variant) -> tuple[Any, ...]:
-    """The simplest first, then the least mean."""
-    return *race.simplicity(candidate), fmean(race.decided()[candidate])
 
 
 def simplicity(

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 from heddle.comparison.estimates import estimate
+from heddle.comparison.tuning import Variant
 
 SAME: Final = 0.01
 """A candidate that is this near to the best is as good: other prompts differ by more."""
@@ -30,3 +31,14 @@ def is_slower(times: Sequence[float], least: Sequence[float]) -> bool:
     """Whether times are over `SAME` longer than others of the same draws, and significantly so."""
     more = estimate([a / b - 1.0 for a, b in zip(times, least, strict=True)])
     return more.mean > SAME and more.ci95 is not None and more.mean > more.ci95
+
+
+def name_of(candidate: Variant) -> str:
+    """A candidate in words."""
+    cluster = candidate.cluster
+    engines = "its own engines" if candidate.planned else f"TP {cluster.tps}"
+    name = f"{candidate.full_policy} with {engines}, {cluster.running} slots"
+    if not candidate.regime:
+        return name
+    packed = f", epochs {candidate.epoch_plan}" if candidate.epoch_plan else ""
+    return f"{candidate.regime}, {cluster.gpus} + {candidate.train_gpus} GPUs, {name}{packed}"

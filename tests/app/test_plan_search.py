@@ -29,7 +29,8 @@ from heddle.search.jobs import makespan_s, race_of
 from heddle.search.makespan import simulated
 from heddle.search.policies import shipped
 from heddle.search.race import CUT, NEVER, Job, Race, with_slots
-from heddle.search.result import SearchResult, engines_of, name_of, named_ties, search
+from heddle.search.result import SearchResult, engines_of, named_ties, search
+from heddle.search.ties import name_of
 from heddle.search.verdict import answer_of_search, plain, verdict
 from heddle.setup import Workspace, prepare
 from heddle.simulation import simulate
