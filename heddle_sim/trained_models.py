@@ -43,6 +43,8 @@ class TrainedModel:
     """Those that one token uses; of no effect if dense."""
     dense_layers: int = 0
     """Layers without experts, among others that have them."""
+    kv_heads: int = 0
+    """Heads of keys and values; 0: as many as of queries."""
 
     @property
     def moe(self) -> bool:
@@ -105,4 +107,5 @@ def _of_shape(name: str) -> TrainedModel:
         experts=0 if experts is None else experts.count,
         chosen=8 if experts is None else experts.per_token,
         dense_layers=0 if experts is None else shape.dense_layers,
+        kv_heads=shape.kv_heads,
     )

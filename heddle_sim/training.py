@@ -66,6 +66,12 @@ TP_BYTES = 16
 size: four pairs (two forward, two backward) in bf16 (Megatron-LM, arXiv 2205.05198)."""
 DISPATCH_BYTES = 8
 """To experts and back, forward and backward, in bf16, of a token, chosen expert and unit."""
+RING_BYTES = 12
+"""Keys and values that pass all other ranks of CP, forward and backward, and the gradients of both,
+in bf16, of a token and unit of one of the two (ring attention, arXiv 2310.01889)."""
+ALL_TO_ALL_BYTES = 8
+"""Queries, output (and likewise keys, values), forward and backward, in bf16, that FSDP's ranks of
+CP exchange instead (Ulysses, arXiv 2309.14509)."""
 RECOMPUTED = 4 / 3
 """Training over training without a second forward pass."""
 
@@ -190,8 +196,8 @@ class TrainingProfile:
         precision: Precision = "bf16",
     ) -> float:
         """GPU-seconds of forward and backward of one token of a sample of `length` tokens."""
-        token, pair = self._costs(trained_model(model), gpu, backend, layout, precision)
-        return token + pair * length
+        token, pair, ring = self._costs(trained_model(model), gpu, backend, layout, precision)
+        return token + max(pair * length, ring)
 
     def _costs(
         self,
@@ -200,8 +206,9 @@ class TrainingProfile:
         backend: str,
         layout: TrainLayout | None,
         precision: str,
-    ) -> tuple[float, float]:
-        """GPU-seconds of a token, and of a token and token of its sample."""
+    ) -> tuple[float, float, float]:
+        """GPU-seconds of a token; of a token and token of its sample, in attention; and those of a
+        token's exchange between ranks of CP, which attention hides."""
         if backend not in self.matmul:
             raise TrainingError(
                 f"no rate of trainer {backend!r}; known: {', '.join(sorted(self.matmul))}"
@@ -217,7 +224,16 @@ class TrainingProfile:
             graphs = None if layout is None else layout.expert_graphs
             if not (kind in NODE_GPUS if graphs is None else graphs):
                 token += tp * m.expert_layers * self.expert_layer_s
-        return token, 6 * m.layers * m.heads * m.head_dim / (rate * self.attention[backend])
+        keys, cp, ring = m.kv_heads or m.heads, 1 if layout is None else layout.cp, 0.0
+        of_head = (cp - 1) * m.layers * m.head_dim
+        if tp * cp > NODE_GPUS.get(kind, 8):
+            of_head *= _link(kind) / NETWORK_BYTES_PER_S
+        if backend == "fsdp":
+            token += ALL_TO_ALL_BYTES * of_head * (m.heads + keys) / (cp * link)
+        else:
+            ring = RING_BYTES * of_head * keys / link
+        pair = 6 * m.layers * m.heads * m.head_dim / (rate * self.attention[backend])
+        return token, pair, ring
 
     def collectives_s(
         self,
@@ -266,14 +282,14 @@ class TrainingProfile:
             )
         m, on = trained_model(model), layout or TrainLayout()
         n = _checked(lengths)
-        token, pair = self._costs(m, gpu, backend, layout, precision)
+        token, pair, ring = self._costs(m, gpu, backend, layout, precision)
         if not n.sum():
             return TrainingTime(train_s=0.0, logprob_s=0.0, fixed_s=0.0)
         longest = float(n.max())
         if on.padded:
             n = np.full_like(n, longest)
         tokens = float(n.sum())
-        of_sample = token * n + pair * n * n
+        of_sample = n * (token + np.maximum(pair * n, ring))
 
         def seconds_of(parts: Sequence[NDArray[np.float64]]) -> float:
             """Of parts one after the other, each as long as its longest sample on one rank."""

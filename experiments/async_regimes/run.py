@@ -6,16 +6,24 @@ from typing import Any
 from experiments.harness.drawing import ratio_bars
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
-from experiments.harness.loops import Lengths, Loop, by_regime, sized, step_s
+from experiments.harness.loops import (
+    Lengths,
+    Loop,
+    by_regime,
+    sized,
+    step_s,
+    verl_async,
+    verl_colocated,
+    verl_regime,
+)
 from experiments.harness.values import exactly
 
 SWITCH = "verl-separate-async"
 NO_SWITCH = "verl-separate-async:enable_switch=false"
 COLOCATE = "verl-colocate-async"
-STREAM, STALE = (f"verl-fully-async:staleness_threshold={each}" for each in ("0", "0.5"))
+STREAM, STALE = "0", "0.5"
+"""Staleness thresholds of verl's fully asynchronous trainer."""
 REQUIRE = (1, 2, 4)
-OWN_LOGPROBS = {"logprob_passes": 0, "train_backend": "fsdp"}
-"""Of verl's fully asynchronous runs: its table has no pass of the trainer for them."""
 V1_LAYOUT = {"train_tp": 2, "train_pp": 2, "train_cp": 2, "train_ep": 8}
 """Of the trainer in verl's V1 runs, two nodes of it at least."""
 LENDING = (0, 1, 2, 4)
@@ -25,10 +33,6 @@ LENDING = (0, 1, 2, 4)
 def _lending(ahead: int, *, lent: bool) -> str:
     ends = f"num_warmup_batches={ahead}:parameter_sync_step=1:enable_switch={str(lent).lower()}"
     return f"verl-separate-async:{ends}"
-
-
-def _require(batches: int) -> str:
-    return f"verl-fully-async:trigger_parameter_sync_step={4 // batches}"
 
 
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
@@ -71,24 +75,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
                 "options": {**layout, "logprob_passes": 0},
             },
         ),
-        "async_sync": Loop(
-            regimes=("sync",),
-            model="qwen3-8b",
-            gpus=big,
-            colocated=True,
-            groups=32,
-            steps=8,
-            options={"train_backend": "fsdp"},
-        ),
-        "async": Loop(
-            regimes=(STREAM, STALE),
-            model="qwen3-8b",
-            gpus=big,
-            train_gpus=(big // 2,),
-            groups=8,
-            steps=32,
-            options=OWN_LOGPROBS,
-        ),
+        "async_sync": verl_colocated(size, Lengths(**config["verl"])),
+        "async": verl_async(size, Lengths(**config["verl"]), (STREAM, STALE)),
         "nemo_sync": Loop(
             regimes=("sync",),
             workload=short,
@@ -117,8 +105,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "pipeline": Loop(
             regimes=("sync", "pipelinerl"),
             model="qwen3-8b",
-            gpus=sized(size, 64, 16),
-            train_gpus=(sized(size, 32, 8),),
+            gpus=big,
+            train_gpus=(big // 2,),
             groups=sized(size, 64, 16),
             steps=24,
         ),
@@ -152,15 +140,9 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             steps=14,
         ),
     }
-    for batches in REQUIRE:
-        loops[f"require_{batches}"] = Loop(
-            regimes=(_require(batches),),
-            model="qwen3-8b",
-            gpus=big,
-            train_gpus=(big // 2,),
-            groups=8 * batches,
-            steps=32 // batches + 8,
-            options=OWN_LOGPROBS,
+    for required in REQUIRE:
+        loops[f"require_{required}"] = verl_async(
+            size, Lengths(**config["verl"]), (STALE,), batches=16 // required
         )
     return {name: loop.computation for name, loop in loops.items()}
 
@@ -177,13 +159,19 @@ def measure(context: Context) -> Measured:
         for each in ("laminar_sync", "laminar")
         for name, row in by_regime(rows[each]).items()
     }
-    required = {n: step_s(rows[f"require_{n}"], _require(n)) / n for n in REQUIRE}
+    required = {
+        n: step_s(rows[f"require_{n}"], verl_regime(context.size, STALE, 16 // n)) / n
+        for n in REQUIRE
+    }
+    stream, stale = (
+        4 * step_s(rows["async"], verl_regime(context.size, each)) for each in (STREAM, STALE)
+    )
     values = {
         "v1_colocate": step_s(rows["v1_sync"], COLOCATE) / sync,
         "v1_separate": 4 * step_s(rows["v1_separate"], NO_SWITCH) / sync,
         "v1_switch": step_s(rows["v1_switch"], SWITCH) / step_s(rows["v1_switch"], NO_SWITCH),
-        "verl_stream": 4 * step_s(rows["async"], STREAM) / small,
-        "verl_stale": 4 * step_s(rows["async"], STALE) / small,
+        "verl_stream": stream / small,
+        "verl_stale": stale / small,
         "require_2": required[2] / required[1],
         "require_4": required[4] / required[1],
         "nemo_off": step_s(rows["nemo_sync"], "sync") / step_s(rows["nemo_off"], "one-step-off"),

@@ -7,11 +7,11 @@ from typing import Any
 from experiments.harness.drawing import page, save
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
-from experiments.harness.loops import Lengths, Loop, sized, step_s
+from experiments.harness.loops import Lengths, Loop, sized, step_s, verl_async, verl_regime
 from experiments.harness.values import exactly
 
 ETAS = (0, 1, 2, 4, 8)
-THRESHOLDS = (0, 0.1, 0.3, 0.5)
+THRESHOLDS = ("0", "0.1", "0.3", "0.5")
 ALLOWANCES = (0, 1, 2, 4)
 
 
@@ -19,13 +19,8 @@ def _areal(eta: int) -> str:
     return f"areal:max_head_offpolicyness={eta}"
 
 
-def _verl(threshold: float) -> str:
-    return f"verl-fully-async:staleness_threshold={threshold:g}"
-
-
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
     """One for each source."""
-    math = Lengths(**config["math"])
     loops = {
         "areal": Loop(
             regimes=tuple(_areal(eta) for eta in ETAS),
@@ -36,15 +31,7 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             # The first measured batch of eta 8 is the tenth.
             steps=sized(size, 40, 14),
         ),
-        "verl": Loop(
-            regimes=tuple(_verl(threshold) for threshold in THRESHOLDS),
-            workload=math,
-            model="qwen3-8b",
-            gpus=sized(size, 64, 16),
-            train_gpus=(sized(size, 32, 8),),
-            groups=sized(size, 32, 8),
-            steps=sized(size, 40, 20),
-        ),
+        "verl": verl_async(size, Lengths(**config["verl"]), THRESHOLDS),
         "marin": Loop(
             regimes=tuple(_areal(eta) for eta in ALLOWANCES),
             workload="coding",
@@ -62,7 +49,7 @@ def measure(context: Context) -> Measured:
     made = computations(context.size, context.config)
     rows = {name: context.store.get(each.key) for name, each in made.items()}
     areal = [step_s(rows["areal"], _areal(eta)) for eta in ETAS]
-    verl = [step_s(rows["verl"], _verl(threshold)) for threshold in THRESHOLDS]
+    verl = [step_s(rows["verl"], verl_regime(context.size, each)) for each in THRESHOLDS]
     marin = [step_s(rows["marin"], _areal(eta)) for eta in ALLOWANCES]
     return Measured(
         values={
@@ -84,7 +71,7 @@ def measure(context: Context) -> Measured:
 def draw(data: Any, path: Path) -> None:
     """A panel for each source."""
     figure, axes = page(3, width=9.0)
-    shown: dict[str, tuple[str, Sequence[float]]] = {
+    shown: dict[str, tuple[str, Sequence[float | str]]] = {
         "areal": ("eta", ETAS),
         "verl": ("staleness threshold", THRESHOLDS),
         "marin": ("allowance", ALLOWANCES),

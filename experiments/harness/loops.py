@@ -64,6 +64,53 @@ class Loop:
         return Computation(question={"loop": asdict(self), "version": 1}, make=partial(_run, self))
 
 
+def verl_async(
+    size: Size, lengths: Lengths, thresholds: Sequence[str], *, batches: int = 4
+) -> Loop:
+    """verl's fully asynchronous runs on 128 H20, a regime for each threshold.
+
+    `batches` of `require_batches` mini-batches, 512 prompts in all, are between two updates. Of its
+    page, its script and its Rollouter (September 2026): degrees, mini-batches, a queue of complete
+    groups, 16 prompts at once on each engine.
+    """
+    gpus = sized(size, 128, 16)
+    groups = 4 * gpus // batches
+    return Loop(
+        regimes=tuple(verl_regime(size, each, batches) for each in thresholds),
+        workload=lengths,
+        train_gpus=(gpus // 2,),
+        groups=groups,
+        steps=5 * batches,
+        **_on_h20(gpus, groups, logprob_passes=0),
+    )
+
+
+def verl_regime(size: Size, threshold: str, batches: int = 4) -> str:
+    """The regime of `verl_async`."""
+    at_once = sized(size, 128, 16) // 2 // 4 * 16 * 16
+    return (
+        f"verl-fully-async:staleness_threshold={threshold}:trigger_parameter_sync_step={batches}"
+        f":staleness.admits=groups:staleness.max_concurrent={at_once}:batching.order=first_finished"
+    )
+
+
+def verl_colocated(size: Size, lengths: Lengths) -> Loop:
+    """The synchronous run that it is compared with, on the same GPUs in turn."""
+    gpus = sized(size, 128, 16)
+    groups = 4 * gpus
+    made = _on_h20(gpus, groups, logprob_passes=1)
+    return Loop(
+        regimes=("sync",), workload=lengths, colocated=True, groups=groups, steps=5, **made
+    )
+
+
+def _on_h20(gpus: int, groups: int, *, logprob_passes: int) -> dict[str, Any]:
+    steps = max(1, 4 * groups // gpus)
+    layout = {"train_backend": "fsdp", "train_cp": 4}
+    options = {**layout, "optimizer_steps": steps, "logprob_passes": logprob_passes}
+    return {"model": "qwen2.5-7b", "gpu": "h20", "gpus": gpus, "tps": (4,), "options": options}
+
+
 def sized(size: Size, full: int, reduced: int) -> int:
     """A number that depends on the size."""
     return full if size.full else reduced

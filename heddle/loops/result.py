@@ -202,6 +202,7 @@ class RegimeResult:
                 "backend": config.train_backend,
                 "tp": setup.layout.tp,
                 "pp": setup.layout.pp,
+                "cp": setup.layout.cp,
             },
             "update_s": setup.update.total_s,
             "pause_s": setup.update.pause_s,

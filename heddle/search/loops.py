@@ -16,7 +16,7 @@ from heddle.cost.prices import Prices
 from heddle.loops.comparison import compare_regimes
 from heddle.loops.config import LoopConfig
 from heddle.loops.data import DataSet, UnfitError, packs, within_twice
-from heddle.loops.fit import fitted
+from heddle.loops.fit import fitted, without_dropped
 from heddle.loops.result import RegimeResult, plans
 from heddle.loops.setup import LoopSetup, prepare_loop
 from heddle.loops.splits import RANDOM, on_loop, splits
@@ -96,6 +96,8 @@ def search_loops(
     """
     began_s, shared = time.time(), Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
+    (held, *_), dropped = without_dropped(splits(config, train_gpus, tps), shared, True)
+    config = replace(config, most_tokens=held.most_tokens)
     (config,), notes = fitted([config], shared)
     found = _Loops(config, names, shared, framework)
     first = found.of(splits(config, train_gpus, tps))
@@ -135,7 +137,7 @@ def search_loops(
         complete=complete and not race.stopped,
         interrupted=race.stopped,
         draws=draws,
-        notes=(*notes, *_untried(begun, race)),
+        notes=(*dropped, *notes, *_untried(begun, race)),
     )
 
 

@@ -21,6 +21,7 @@ from heddle_sim.training import TrainingProfile
 from heddle_sim.training_files import TrainingFile
 from heddle_sim.weight_update import WeightUpdateProfile
 from tools.profiles.training_fit import RowError, fit_rows, row_errors
+from tools.profiles.training_gpus import WITHOUT_ROWS, derived_efficiency
 from tools.profiles.training_rows import TrainingRow, read_training_rows
 from tools.profiles.update_actor import (
     colocated_pairs,
@@ -114,7 +115,10 @@ def make_training(*paths: Path) -> tuple[TrainingProfile, list[RowError]]:
         matmul=_rounded(profile.matmul),
         attention=_rounded(profile.attention),
         low_precision_share=_digits(profile.low_precision_share),
-        gpu_efficiency=_rounded(profile.gpu_efficiency),
+        gpu_efficiency=_rounded(
+            {gpu: derived_efficiency(profile, gpu) for gpu in WITHOUT_ROWS}
+            | dict(profile.gpu_efficiency)
+        ),
         link_efficiency=_digits(profile.link_efficiency),
         expert_layer_s=_digits(profile.expert_layer_s),
         colocated_efficiency={
