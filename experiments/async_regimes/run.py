@@ -31,8 +31,10 @@ LENDING = (0, 1, 2, 4)
 
 
 def _lending(ahead: int, *, lent: bool) -> str:
+    # As verl's fully asynchronous Rollouter: 16 prompts at once for each of four engines.
+    at_once = "staleness.admits=groups:staleness.max_concurrent=512"
     ends = f"num_warmup_batches={ahead}:parameter_sync_step=1:enable_switch={str(lent).lower()}"
-    return f"verl-separate-async:{ends}"
+    return f"verl-separate-async:{ends}:{at_once}"
 
 
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
@@ -125,7 +127,6 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             model="qwen3-8b",
             gpus=16,
             train_gpus=(12,),
-            max_running=64,
             groups=sized(size, 60, 30),
             samples=8,
             steps=sized(size, 24, 12),

@@ -99,9 +99,7 @@ def verl_colocated(size: Size, lengths: Lengths) -> Loop:
     gpus = sized(size, 128, 16)
     groups = 4 * gpus
     made = _on_h20(gpus, groups, logprob_passes=1)
-    return Loop(
-        regimes=("sync",), workload=lengths, colocated=True, groups=groups, steps=5, **made
-    )
+    return Loop(regimes=("sync",), workload=lengths, colocated=True, groups=groups, steps=5, **made)
 
 
 def _on_h20(gpus: int, groups: int, *, logprob_passes: int) -> dict[str, Any]:

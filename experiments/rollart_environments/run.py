@@ -6,7 +6,7 @@ from typing import Any
 from experiments.harness.drawing import ratio_bars
 from experiments.harness.experiment import Context, Measured
 from experiments.harness.jobs import Computation, Size
-from experiments.harness.loops import Loop, sized, step_s
+from experiments.harness.loops import Loop, by_regime, sized, step_s
 from experiments.harness.values import exactly
 
 PLAIN, REDUNDANT = "rollart", "rollart:redundant_environments=4"
@@ -27,9 +27,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "groups": sized(size, 32, 8),
         "steps": 16,
     }
-    batch = shared["groups"] * 16
-    # Four of the rollout's GPUs compute rewards, one at a time each, or none does.
-    own = {**shared, "gpus": gpus - sized(size, 4, 2)}
+    # Four GPUs compute rewards, one at a time each; freed, they double the rollout's.
+    freed = {**shared, "gpus": 8 + train}
     loops = {
         "alpha": Loop(regimes=tuple(_alpha(alpha) for alpha in ALPHAS), **shared),
         "slow": Loop(
@@ -39,8 +38,11 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         ),
         "reward_gpus": Loop(
             regimes=("sync",),
-            options={"reward_s": "2", "reward_capacity": max(1, batch // 128)},
-            **own,
+            options={"reward_s": "2", "reward_gpus": 4, "reward_per_gpu": 1},
+            **freed,
+        ),
+        "freed": Loop(
+            regimes=("sync",), options={"reward_s": "2", "reward_cold_start_s": 4.2}, **freed
         ),
         "serverless": Loop(
             regimes=("sync",), options={"reward_s": "2", "reward_cold_start_s": 4.2}, **shared
@@ -49,16 +51,6 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             regimes=("sync",),
             options={"env_start_s": "200,150", "reward_s": "2"},
             **shared,
-        ),
-        "others": Loop(
-            regimes=("one-step-off", "areal:max_head_offpolicyness=1", PLAIN),
-            model="qwen3-32b",
-            **{**shared, "gpus": 2 * gpus, "train_gpus": (2 * train,), "tps": (4,)},
-        ),
-        "sync": Loop(
-            regimes=("sync",),
-            model="qwen3-32b",
-            **{**shared, "gpus": 2 * gpus, "train_gpus": (2 * train,), "tps": (4,)},
         ),
     }
     return {name: loop.computation for name, loop in loops.items()}
@@ -69,15 +61,15 @@ def measure(context: Context) -> Measured:
     made = computations(context.size, context.config)
     rows = {name: context.store.get(each.key) for name, each in made.items()}
     alphas = [step_s(rows["alpha"], _alpha(alpha)) for alpha in ALPHAS]
-    ours = step_s(rows["others"], PLAIN)
+    waits = {
+        name: sum(by_regime(rows[name])["sync"]["split_s"][part] for part in ("rollout", "reward"))
+        for name in ("freed", "reward_gpus")
+    }
     values = {
         "alpha": alphas[0] / alphas[-1],
         "redundant": step_s(rows["slow"], PLAIN) / step_s(rows["slow"], REDUNDANT),
-        "serverless": step_s(rows["serverless"], "sync") / step_s(rows["reward_gpus"], "sync"),
+        "serverless": waits["freed"] / waits["reward_gpus"],
         "reset": step_s(rows["reset"], "sync") / step_s(rows["serverless"], "sync"),
-        "over_sync": step_s(rows["sync"], "sync") / ours,
-        "over_one_off": step_s(rows["others"], "one-step-off") / ours,
-        "over_areal": step_s(rows["others"], "areal:max_head_offpolicyness=1") / ours,
     }
     return Measured(values={name: exactly(value) for name, value in values.items()}, data=values)
 

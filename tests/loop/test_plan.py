@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -29,6 +30,7 @@ from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult
 from heddle.search.verdict import verdict_of_search
 from heddle_core.loop.epoch import EpochPlan
+from heddle_sim.training_memory import TrainingMemoryError
 from heddle_trace.files import write_trace
 from heddle_trace.synth import synth
 from heddle_verl.settings import read_settings
@@ -329,3 +331,23 @@ def test_python_plans_loops_too(trace: str):
     assert row["loop"]["regime"] == "sync"
     assert "hybrid_engine=False" in found.export("verl")
     assert found.to_pandas()["loop.train_gpus"][0] == row["loop"]["train_gpus"]
+
+
+def test_samples_that_the_trainer_does_not_hold_are_left_out_where_that_is_asked(tmp_path: Path):
+    path = tmp_path / "long.jsonl.gz"
+    first, *others = synth("search", trajectories=48, samples_per_group=4, seed=1)
+    grown = msgspec.structs.replace(first.steps[0], tool_s=1.0, tool_tokens=150_000)
+    write_trace(path, [msgspec.structs.replace(first, steps=(grown, first.steps[-1])), *others])
+    loop = config(str(path), "sync", model="qwen3-14b")
+    with pytest.raises(TrainingMemoryError, match="needs"):
+        searched(loop, budget_s=0.0)
+    drops = loop.on(over_capacity="drop")
+    result = searched(drops, budget_s=0.0)
+    assert "1 of 48 trajectories left out, longer than engine or trainer holds" in result.notes
+    assert result.setup.workload.trajectories == 47
+
+
+def test_a_row_has_the_degrees_of_its_trainer(trace: str):
+    words = ("loop", trace, *BATCHES, "--regimes", "sync", "--set", "loop.train_cp=2", "--json")
+    (row,) = json.loads(invoke(*words))["regimes"]
+    assert row["trainer"] == {"backend": "megatron", "tp": 2, "pp": 1, "cp": 2}

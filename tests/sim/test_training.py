@@ -402,3 +402,26 @@ def test_a_damaged_file_is_refused_with_the_field(tmp_path: Path, old: str, new:
         load_training(path)
     with pytest.raises(ProfileError, match="cannot read"):
         load_training(tmp_path / "none.json")
+
+
+def test_ranks_of_cp_hide_their_exchange_behind_the_attention_of_long_samples_in_a_node():
+    model, profile = trained_model("qwen3-32b"), load_training().training
+
+    def token_s(cp: int, length: float) -> float:
+        return profile.token_s(model, length, gpu="h100", layout=TrainLayout(cp=cp))
+
+    assert token_s(8, 16_000) == token_s(1, 16_000)
+    # Beyond a node: two bytes of 8 heads of keys and values, three times both, past 15 other ranks.
+    exchange = 12 * 15 * 64 * 8 * 128 / (50e9 * profile.link_efficiency)
+    products = profile.token_s(model, 0, gpu="h100")
+    assert token_s(16, 1_000) == pytest.approx(products + exchange)
+
+
+def test_fsdp_exchanges_queries_keys_values_and_output_between_ranks_of_cp():
+    model, profile = trained_model("qwen3-8b"), load_training().training
+    one, four = (
+        profile.token_s(model, 4_000, gpu="h20", backend="fsdp", layout=TrainLayout(cp=cp))
+        for cp in (1, 4)
+    )
+    bytes_ = 8 * 36 * (32 + 8) * 128 * 3 / 4
+    assert four - one == pytest.approx(bytes_ / (450e9 * profile.link_efficiency))

@@ -17,6 +17,7 @@ from heddle_sim.training_files import TRAINING_FILE, load_training
 from heddle_sim.weight_update import UpdateMethod, WeightUpdateProfile
 from tools.profiles.from_training_rows import command, make_training, make_updates
 from tools.profiles.training_fit import fit_rows
+from tools.profiles.training_gpus import WITHOUT_ROWS, derived_efficiency
 from tools.profiles.training_rows import (
     COLUMNS,
     TrainerFit,
@@ -392,3 +393,15 @@ def test_the_command_prints_the_table_and_writes_the_file(tmp_path: Path) -> Non
     table = CliRunner().invoke(command, tables).output
     assert (docs / "tables" / "training_errors.txt").read_text(encoding="utf-8") == table
     assert '--8<-- "docs/tables/training_errors.txt"' in (docs / "training-time.md").read_text()
+
+
+def test_trainers_without_rows_are_those_of_hopper_with_their_kernels_and_memory():
+    profile = load_training().training
+    for gpu in WITHOUT_ROWS:
+        derived = derived_efficiency(profile, gpu)
+        assert profile.gpu_efficiency[gpu] == pytest.approx(derived, rel=1e-3)
+    # Of B200 there are rows; Megatron-LM reaches 52 to 57 % of A100 (arXiv 2104.04473, 2205.05198).
+    assert derived_efficiency(profile, "b200") == pytest.approx(
+        profile.gpu_efficiency["b200"], rel=0.03
+    )
+    assert 0.52 < profile.gpu_efficiency["a100"] * profile.matmul["megatron"] < 0.58
