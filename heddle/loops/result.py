@@ -200,9 +200,7 @@ class RegimeResult:
             "pool_gpus": setup.pool_gpus,
             "trainer": {
                 "backend": config.train_backend,
-                "tp": setup.layout.tp,
-                "pp": setup.layout.pp,
-                "cp": setup.layout.cp,
+                **{name: getattr(setup.layout, name) for name in ("tp", "pp", "cp")},
             },
             "update_s": setup.update.total_s,
             "pause_s": setup.update.pause_s,

@@ -97,8 +97,7 @@ def search_loops(
     began_s, shared = time.time(), Workspace() if workspace is None else workspace
     names = list(policies or [*shipped(config.run), OWN_ENGINES])
     (held, *_), dropped = without_dropped(splits(config, train_gpus, tps), shared, True)
-    config = replace(config, most_tokens=held.most_tokens)
-    (config,), notes = fitted([config], shared)
+    (config,), notes = fitted([replace(config, most_tokens=held.most_tokens)], shared)
     found = _Loops(config, names, shared, framework)
     first = found.of(splits(config, train_gpus, tps))
     check_groups(found.workload.scripts)
@@ -122,16 +121,15 @@ def search_loops(
     for each in (*compared, *named_ties(ties, compared)):
         if each in race.made["judge"] and not race.over:
             judged[each] = found.judged(race, each)
-    setup = found.setup(chosen)
     return SearchResult(
-        setup=setup.run,
+        setup=found.setup(chosen).run,
         judged=best_of_kinds(judged, chosen, comes),
         tried=tried,
         ties=tuple(map(name_of, ties)),
         as_it_comes=judged.get(comes[0]) if comes else None,
         bound_s=found.row(chosen).bound_step_s,
         prices=prices,
-        gpus=setup.gpus_by_class,
+        gpus=found.setup(chosen).gpus_by_class,
         simulations=race.simulations,
         seconds=time.time() - began_s,
         complete=complete and not race.stopped,
