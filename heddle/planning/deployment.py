@@ -43,6 +43,7 @@ class LoopSplit:
     """Prompts under way for a batch; more than `groups` are trained in a later one."""
     train_tp: int
     train_pp: int
+    train_cp: int
     groups: int
     """Prompts of a batch."""
     batch: int

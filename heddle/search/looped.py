@@ -33,6 +33,7 @@ def split_of(row: RegimeResult, *, packed: str) -> LoopSplit:
         started_groups=regime.groups + (regime.sampling.extra_groups if regime.carries else 0),
         train_tp=setup.layout.tp,
         train_pp=setup.layout.pp,
+        train_cp=setup.layout.cp,
         epoch_plan=packed,
         groups=regime.groups,
         batch=regime.groups * regime.samples,

@@ -349,5 +349,6 @@ def test_samples_that_the_trainer_does_not_hold_are_left_out_where_that_is_asked
 
 def test_a_row_has_the_degrees_of_its_trainer(trace: str):
     words = ("loop", trace, *BATCHES, "--regimes", "sync", "--set", "loop.train_cp=2", "--json")
-    (row,) = json.loads(invoke(*words))["regimes"]
-    assert row["trainer"] == {"backend": "megatron", "tp": 2, "pp": 1, "cp": 2}
+    found = json.loads(invoke(*words))
+    assert found["regimes"][0]["trainer"] == {"backend": "megatron", "tp": 2, "pp": 1, "cp": 2}
+    assert found["recommended"]["loop"]["train_cp"] == 2
