@@ -598,8 +598,10 @@ def test_context_parallelism_holds_longer_samples_on_fewer_ranks(trace: str):
     whole, cut = made().world, made(train_cp=4).world
     assert made(train_cp=4).layout.data_parallel(8) == 2
     assert whole.train_s([100_000], False) > 3.5 * cut.train_s([100_000], False)
-    even = [1_000] * 800
+    even, short = [16_000] * 48, [1_000] * 800
     assert whole.train_s(even, False) == pytest.approx(cut.train_s(even, False))
+    # Attention of short ones does not hide the exchange.
+    assert 1.2 * whole.train_s(short, False) < cut.train_s(short, False)
     with pytest.raises(ValueError, match="CP 3 and EP any divides 8 GPUs"):
         made(train_cp=3)
 
