@@ -40,8 +40,9 @@ def _lending(ahead: int, *, lent: bool) -> str:
 def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computation]:
     """One for each cluster of a source."""
     long, short = Lengths(**config["v1"]), Lengths(**config["nemo"])
-    gpus, groups = sized(size, 32, 8), sized(size, 64, 16)
-    half, layout = gpus // 2, V1_LAYOUT if size.full else {}
+    # Its model needs them at any size.
+    gpus, groups, layout = 32, sized(size, 64, 16), V1_LAYOUT
+    half = gpus // 2
     # 12,053 tokens/s over 22.79 h, 150 steps and answers of 12,720 tokens are 8 samples a prompt.
     v1: dict[str, Any] = {
         "workload": long,
@@ -60,7 +61,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
         "gpu": "h800",
         "gpus": sized(size, 64, 16),
         "groups": sized(size, 128, 16),
-        "steps": 12,
+        # Slots hold so many batches.
+        "steps": sized(size, 12, 28),
     }
     pipeline: dict[str, Any] = {
         "model": "qwen3-8b",

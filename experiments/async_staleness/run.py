@@ -36,8 +36,8 @@ def computations(size: Size, config: Mapping[str, Any]) -> Mapping[str, Computat
             regimes=tuple(_areal(eta) for eta in ALLOWANCES),
             workload="coding",
             model="qwen3-8b",
-            gpus=sized(size, 40, 10),
-            train_gpus=(sized(size, 8, 2),),
+            gpus=sized(size, 40, 12),
+            train_gpus=(sized(size, 8, 4),),
             groups=sized(size, 64, 8),
         ),
     }
