@@ -39,6 +39,10 @@ def common_prefix(a: "array[int]", b: "array[int]") -> int:
     return low
 
 
+def _context_of(step: ClientStep) -> "array[int]":
+    return step.prompt_ids + step.output_ids if step.output_ids else step.prompt_ids
+
+
 class _Dispatch:
     """Receives the tokens of one dispatch while it runs; late ones of an earlier are dropped."""
 
@@ -96,7 +100,7 @@ class GatewayAgent(ClientAgent):
 
     def _take_in(self, step: ClientStep) -> None:
         self.step = step
-        self._context = step.prompt_ids + step.output_ids
+        self._context = _context_of(step)
         self._kept = len(step.output_ids)
         """Output tokens that are in the context."""
         self.last_prompt_tokens = len(step.prompt_ids)
@@ -204,7 +208,7 @@ class GatewayAgent(ClientAgent):
 
     def begin(self, step: ClientStep) -> None:
         """The client has sent its next request; only while `waits`."""
-        before, prompt = self._context, step.prompt_ids + step.output_ids
+        before, prompt = self._context, _context_of(step)
         shared = common_prefix(before, prompt)
         # A template may write the last reply a little differently: that is no rewritten history.
         self._rewritten = shared < self.last_prompt_tokens or len(prompt) < len(before)

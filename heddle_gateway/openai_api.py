@@ -35,13 +35,17 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     """
     if not raw:
         return {}
-    try:
-        body = msgspec.json.decode(raw.removeprefix(BYTE_ORDER_MARK))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
+    body = _decoded(raw.removeprefix(BYTE_ORDER_MARK))
     if not isinstance(body, dict):
         raise ApiError(400, "the body must be a JSON object")
     return body
+
+
+def _decoded(raw: bytes, kind: Any = Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
 
 
 def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
@@ -169,6 +173,8 @@ def _read_ids(ids: Any) -> Rendered:
     with suppress(TypeError, OverflowError, msgspec.DecodeError, UnicodeDecodeError):
         ids = msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids
         return Rendered(prompt_ids=array("I", ids if isinstance(ids, list) else ()))
+    if isinstance(ids, msgspec.Raw) and bytes(ids).startswith(b"["):
+        _decoded(bytes(ids), list[msgspec.Raw])
     return Rendered(prompt_ids=array("I"))
 
 

@@ -11,7 +11,7 @@ import pytest
 from heddle_gateway import prompt_ids
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
-from heddle_gateway.openai_api import rendered_ids
+from heddle_gateway.openai_api import parse_body, rendered_ids
 from heddle_gateway.prompt_ids import PromptReader, split_body
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Answer
@@ -76,6 +76,61 @@ def test_only_the_ids_stay_json():
     assert body == {"model": "m", "sampling_params": {"stop": ["x"]}}
     for wrong in (b"", b"[]", b'{"token_ids": [1,]}', b'{"a": "\xff"}'):
         assert split_body(wrong) is None
+
+
+MANY = json.dumps([*range(2_000)]).encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"token_ids": %b, "model": "m"}',
+        b'{"model": "m", "token_ids" : %b}',
+        b'{"a": {"token_ids": %b}}',
+        b'{"a": {"token_ids": %b}, "token_ids": [3]}',
+        b'{"token_ids": %b, "token_ids": [3]}',
+        b'{"token_ids": %b, "token_\\u0069ds": [3]}',
+        b'{"token_ids": [%b, 1]}',
+        b'{"a": "token_ids\\":[", "token_ids": %b}',
+        b'{"token_ids": "[%b]"}',
+        b'{"token_ids": -31415926, "a": %b}',
+        b'{"token_ids": {"a": %b}}',
+        b'{"b": "\\"token_ids\\":", "a": %b}',
+        b'{"token_ids": %b]}',
+        b'{"token_ids": %b',
+        b'["token_ids", %b]',
+        b'{"token_ids": %b, "a": "\xff"}',
+    ],
+)
+def test_a_body_with_a_long_list_is_read_as_one_with_a_short_list(text: bytes):
+    raw = text % MANY
+    body = split_body(raw)
+    try:
+        expected = json.loads(raw)
+    except ValueError:
+        expected = None
+    if not isinstance(expected, dict):
+        assert body is None
+        return
+    assert body is not None
+    if "token_ids" in body:
+        body["token_ids"] = json.loads(bytes(body["token_ids"]))
+    assert body == expected
+
+
+@pytest.mark.parametrize("wrong", [b"[%b,]", b"[%b 1]", b"[%b, 01]", b"[%b, x]", b'[%b, "a]'])
+def test_a_long_list_that_is_no_json_is_refused_as_a_body_that_is_none(wrong: bytes):
+    ids = wrong % MANY[1:-1]
+    reader = PromptReader()
+    assert reader.read("s", MANY) is not None
+    for text in (
+        b'{"token_ids": %b, "sampling_params": {}}' % ids,
+        b'{"sampling_params": {}, "token_ids": %b, "b": 2}' % ids,
+    ):
+        body = split_body(text)
+        for session in ("s", ""):
+            with pytest.raises(ApiError, match="not JSON"):
+                parse_body(text) if body is None else rendered_ids(body, reader, session)
 
 
 @pytest.mark.parametrize(
