@@ -66,7 +66,7 @@ def not_there(status: int, message: str) -> ApiError:
 
 def of_renderer(refused: RenderError) -> ApiError:
     """Return a renderer's refusal as the client gets it."""
-    error = ApiError(refused.status, str(refused), ours=refused.ours)
+    error = ApiError(refused.status, str(refused))
     error.error |= refused.error
     return error
 

@@ -158,11 +158,9 @@ class Rendered(msgspec.Struct, kw_only=True):
 class RenderError(Exception):
     """The renderer refused a request body."""
 
-    def __init__(self, status: int, error: dict[str, Any], *, ours: bool = False) -> None:
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
         super().__init__(str(error.get("message", error)))
         self.status = status
         """HTTP status for the client."""
-        self.ours = ours
-        """Whether it is known that vLLM would not refuse it."""
         self.error = error
         """OpenAI's error object: `message`, `type`, `param`, `code`."""
