@@ -19,7 +19,7 @@ import pytest
 
 from tests.conftest import SLOW
 
-LEFT_S = 330.0
+LEFT_S = 270.0
 """Seconds of one core that `make test` takes at most, beside starts of processes."""
 CASE_S = 0.5
 """A function whose longest case takes less stays."""
