@@ -73,8 +73,8 @@ def test_training_takes_the_time_of_its_own_type(heddle: Heddle, prompts: str, m
         return found
 
     fast, slow = split(), split("--set", "loop.train_gpu=h20")
-    # 989 over 148 TFLOP/s.
-    assert slow["training"] > 5.0 * fast["training"]
+    # 989 over 148 TFLOP/s, of which H20 reaches 1.6 times as large a share; host time is the same.
+    assert 3.0 < slow["training"] / fast["training"] < 989 / 148 / 1.6
     assert slow["rollout"] == pytest.approx(fast["rollout"])
 
 
