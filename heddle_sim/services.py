@@ -24,6 +24,8 @@ Seconds: TypeAlias = Annotated[float, Bounds(0, below=1e9)]
 KEEP_ALIVE_S: Final = 60.0
 """An idle instance of an elastic service is kept for so long; assumed."""
 
+MOST_LOGARITHMS: Final = 10.0
+"""Of a lognormal distribution's sigma: one call in six takes over 22,000 times the median."""
 _NORMAL: Final = NormalDist()
 _NUMBERS: Final = Struct("<3Q").unpack_from
 
@@ -49,6 +51,11 @@ class Latency:
     def __post_init__(self) -> None:
         for fault in bound_faults(self):
             raise ValueError(fault)
+        if self.lognormal and self.sigma > MOST_LOGARITHMS:
+            raise ValueError(
+                f"sigma of a lognormal distribution is of natural logarithms and at most "
+                f"{MOST_LOGARITHMS:g}, not {self.sigma:g}"
+            )
 
     def drawn(self, normal: float, uniform: float) -> float:
         """Seconds, from a standard normal number and one that is uniform between 0 and 1."""

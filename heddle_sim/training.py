@@ -227,7 +227,7 @@ class TrainingProfile:
         keys, cp, ring = m.kv_heads or m.heads, 1 if layout is None else layout.cp, 0.0
         of_head = (cp - 1) * m.layers * m.head_dim
         if tp * cp > NODE_GPUS.get(kind, 8):
-            of_head *= _link(kind) / NETWORK_BYTES_PER_S
+            of_head *= _link(kind) / _network(kind)
         if backend == "fsdp":
             token += ALL_TO_ALL_BYTES * of_head * (m.heads + keys) / (cp * link)
         else:
@@ -246,7 +246,7 @@ class TrainingProfile:
     ) -> float:
         """Seconds of the collectives of one optimizer step, which its tokens do not hide."""
         kind = gpu.lower()
-        link = _link(kind) if gpus <= NODE_GPUS.get(kind, 8) else NETWORK_BYTES_PER_S
+        link = _link(kind) if gpus <= NODE_GPUS.get(kind, 8) else _network(kind)
         of_one = 1 if layout is None or backend == "fsdp" else layout.tp * layout.pp
         size = STEP_BYTES[backend] * trained_model(model).parameters / of_one
         return size / (link * self.link_efficiency) if gpus > of_one else 0.0
@@ -313,6 +313,11 @@ class TrainingProfile:
 
 def _link(kind: str) -> float:
     return LINK_BYTES_PER_S.get(kind, HOPPER_LINK)
+
+
+def _network(kind: str) -> float:
+    """Between nodes; a GPU's own link is on the way."""
+    return min(_link(kind), NETWORK_BYTES_PER_S)
 
 
 def speed_up(gpu: str, precision: str) -> float:

@@ -59,8 +59,7 @@ def show_search(
     fact("trace", f"{work.trace.name}: {'; '.join(facts)}")
     trainer = "" if result.best.loop is None else f" for rollouts, of {sum(result.gpus.values())}"
     fact("cluster", f"{profiles.hardware()}{trainer}, {profiles.model}{profiles.layout_label}")
-    if result.notes:
-        fact("chosen", "; ".join(result.notes))
+    _show_notes(result)
     fact("history", result.setup.history.name)
     fact("prices", result.prices.text(result.gpus))
     if result.ties:
@@ -69,8 +68,7 @@ def show_search(
             "within 1 % of the best or not significantly different, and not simpler: "
             f"{'; '.join(result.ties)}",
         )
-    early = "" if result.complete else "; stopped early: the best so far"
-    fact("searched", f"{result.simulations:,} simulations in {result.seconds:,.1f} s{early}")
+    _show_searched([result])
     fact("next", shlex.join(command_of(result.best, words)))
     fact("", "--export verl.yaml, vllm.sh or gateway.toml writes files that start it")
     click.echo(settings)
@@ -106,15 +104,29 @@ def show_searched_clusters(
     if wide:
         show_search(taken, words_of(taken, words), wide=True, framework=framework)
         return
+    dropped = len(taken.setup.workload.dropped)
+    if dropped and not taken.notes:
+        fact("trace", f"{dropped:,} trajectories over KV capacity left out")
+    _show_notes(taken)
     fact("history", taken.setup.history.name)
     gpus = [gpu for row in result.clusters for gpu in row.gpus]
     fact("prices", taken.prices.text(dict.fromkeys(gpus)))
-    simulations = sum(row.simulations for row in result.clusters)
-    seconds = sum(row.seconds for row in result.clusters)
-    fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s")
+    _show_searched(result.clusters)
     fact("next", shlex.join(command_of(taken.best, words_of(taken, words))))
     policy = taken.best.candidate.policy
     click.echo(settings_text(deployment_of_search(taken), policy, framework))
+
+
+def _show_notes(result: SearchResult) -> None:
+    if result.notes:
+        fact("chosen", "; ".join(result.notes))
+
+
+def _show_searched(results: Sequence[SearchResult]) -> None:
+    simulations = sum(each.simulations for each in results)
+    seconds = sum(each.seconds for each in results)
+    early = "" if all(each.complete for each in results) else "; stopped early: the best so far"
+    fact("searched", f"{simulations:,} simulations in {seconds:,.1f} s{early}")
 
 
 def _cluster_row(result: SearchedClusters, row: SearchResult) -> dict[str, str]:

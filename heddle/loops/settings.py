@@ -61,9 +61,9 @@ class LoopSettings:
     """Of a colocated trainer over one apart. None: verl's, 0.90 with FSDP, 0.76 with Megatron."""
     train_backend: Literal["megatron", "fsdp"] = "megatron"
     """Trainer."""
-    train_tp: int | None = None
+    train_tp: Annotated[int | None, Bounds(1)] = None
     """TP degree of the trainer; None: the least at which a step fits into memory."""
-    train_pp: int | None = None
+    train_pp: Annotated[int | None, Bounds(1)] = None
     """Pipeline stages of it; None likewise."""
     train_cp: Annotated[int, Bounds(1)] = 1
     """Context parallelism of it: GPUs that share a sample."""

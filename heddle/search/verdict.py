@@ -188,6 +188,7 @@ def plain(result: SearchResult, words: Sequence[str]) -> dict[str, Any]:
             "seconds": round(result.seconds, 3),
             "draws": result.draws,
             "complete": result.complete,
+            **({"interrupted": True} if result.interrupted else {}),
         },
         "trace": setup.workload.plain(),
         "cluster": {

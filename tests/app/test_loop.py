@@ -309,6 +309,8 @@ def test_gpus_in_turn(heddle: Heddle, prompts: str):
         (("--set", "loop.update_method=colocated"), "what loop.colocated does"),
         (("--regimes", "areal"), "take loop.batches = 7 or more"),
         (("--set", "loop.train_tp=3"), "no trainer of TP 3"),
+        (("--set", "loop.train_tp=0"), "loop.train_tp must be 1 or more, not 0"),
+        (("--set", "loop.train_pp=-4"), "loop.train_pp must be 1 or more, not -4"),
         (
             ("--set", "loop.train_precision=nvfp4"),
             "in bf16, fp8; this runs: heddle loop .* --gpu b200",

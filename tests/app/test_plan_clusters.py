@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -106,6 +107,19 @@ def test_a_signal_keeps_the_clusters_that_were_searched(
     assert found.left_out == {"4 x h100": "not searched: interrupted"}
     with pytest.raises(KeyboardInterrupt):
         heddle_api.plan(coding, "verl", gpus=2, model="qwen3-8b", gpu="h100", jobs=1)
+
+
+def test_a_cluster_that_drops_what_another_holds_is_left_out(heddle: Heddle, tmp_path: Path):
+    first, *rest = synth("coding", 16, seed=5, samples_per_group=4)
+    step = msgspec.structs.replace(first.steps[0], output_tokens=90_000)
+    path = tmp_path / "long.jsonl"
+    write_trace(path, [msgspec.structs.replace(first, steps=(step,)), *rest])
+    on = ["--sweep", "cluster.gpus=8,16", "--regimes", "sync", "--budget-s", 0]
+    on += ["--set", "loop.batches=4", "--set", "loop.groups=2", "--jobs", 1]
+    said = heddle("plan", path, *on, "--set", "cluster.over_capacity=drop").stdout
+    assert said.startswith("Take 16 x h100")
+    assert "left out 8 x h100: its engines or trainer do not hold 1 traject" in said
+    assert "; stopped early: the best so far" in said
 
 
 @pytest.mark.parametrize("budget_s", [None, 60.0])

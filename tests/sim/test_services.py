@@ -140,6 +140,8 @@ def test_text_of_a_distribution():
     for wrong in ("-1", "nan", "inf", "lognormal:2,0.5,2,90"):
         with pytest.raises(ValueError, match=r"from 0 to"):
             latency_of(wrong)
+    with pytest.raises(ValueError, match="natural logarithms and at most 10, not 11"):
+        latency_of("lognormal:2,11")
 
 
 def test_text_of_pools():

@@ -425,3 +425,18 @@ def test_fsdp_exchanges_queries_keys_values_and_output_between_ranks_of_cp():
     )
     bytes_ = 8 * 36 * (32 + 8) * 128 * 3 / 4
     assert four - one == pytest.approx(bytes_ / (450e9 * profile.link_efficiency))
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "a100", "h100"])
+def test_a_network_is_no_faster_than_the_link_to_it(gpu: str):
+    model, profile = trained_model("qwen3-8b"), load_training().training
+
+    def token_s(cp: int) -> float:
+        layout = TrainLayout(cp=cp)
+        return profile.token_s(model, 300, gpu=gpu, backend="fsdp", layout=layout)
+
+    assert token_s(1) < token_s(8) < token_s(16)
+    of_two, of_more = (
+        profile.collectives_s(model, gpu=gpu, gpus=n, backend="fsdp") for n in (2, 16)
+    )
+    assert of_two <= of_more
