@@ -30,19 +30,18 @@ CORES = 2
 
 @contextmanager
 def cluster_of_nodes(killed_after_s: float | None) -> Iterator[None]:
-    """A head without cores and nodes of one core; one of these is killed, and another comes."""
+    """A head without cores and nodes of one core; one more where one of these is killed."""
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-    for _ in range(CORES):
+    for _ in range(CORES + (killed_after_s is not None)):
         cluster.add_node(num_cpus=1)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     cluster.wait_for_nodes()
 
     def kill_a_node() -> None:
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-        cluster.add_node(num_cpus=1)
 
     timer = threading.Timer(killed_after_s or 0.0, kill_a_node)
     if killed_after_s is not None:
