@@ -56,8 +56,6 @@ class EngineProbe:
         self._waiting: dict[tuple[EngineId, str, str], asyncio.Future[Any]] = {}
         """Keys: engine, kind of answer, trajectory."""
         self._numbers = count()
-        self.engines: dict[EngineId, EngineClient] = {}
-        """Ready engines."""
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -71,13 +69,11 @@ class EngineProbe:
         answer = self._expect(name, "ready")
         client = self._launcher.start(spec, self)
         await self._wait(answer, f"engine {name} to start at TP {tp}")
-        self.engines[name] = client
         return client, self._loop.time() - sent_s
 
     async def stop(self, client: EngineClient) -> float:
         """Stop an idle engine; returns the seconds that it took."""
         name = client.spec.engine
-        del self.engines[name]
         sent_s = self._loop.time()
         answer = self._expect(name, "stopped")
         client.stop()

@@ -15,7 +15,9 @@ from heddle.runs import load_run
 from heddle_trace.observed.columns import ObservedSteps
 from heddle_trace.observed.files import write_observed
 from heddle_trace.observed.reading import ReadSteps, read_observed
+from heddle_trace.observed.records import requests_of
 from heddle_trace.observed.schema import ObservedRequest
+from heddle_trace.schema import StepRecord, TrajectoryRecord
 from tests.app.journals import Heddle, last_run
 from tests.app.test_diagnose import QUICK, answered
 from tests.app.test_observed_formats import (
@@ -322,3 +324,22 @@ def test_metrics_of_a_training_carry_its_phases(
         else:
             assert mine.parts["tool"] == pytest.approx(theirs.parts["tool"], abs=1e-3)
             assert mine.parts["tail"] == pytest.approx(theirs.parts["tail"], abs=1e-3)
+
+
+def test_the_first_request_alone_has_the_start_of_the_environment_and_the_last_the_reward():
+    steps = tuple(StepRecord(output_tokens=5, input_tokens=n) for n in (20, 30, 40))
+    record = TrajectoryRecord(
+        workload="agent",
+        trajectory_id="a",
+        group_id="g",
+        prompt_tokens=10,
+        arrival_s=7.0,
+        env_start_s=2.0,
+        reward_s=3.0,
+        steps=steps,
+    )
+    found = [*requests_of(record)]
+    assert [each.start_s for each in found] == [5.0, None, None]
+    assert [each.env_start_s for each in found] == [2.0, None, None]
+    assert [each.reward_s for each in found] == [None, None, 3.0]
+    assert [each.input_tokens for each in found] == [10, 30, 40]

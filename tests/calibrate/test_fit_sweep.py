@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
+from heddle_calibrate.fit.prompts import _iterations
 from heddle_calibrate.profiles import encode_profile
 from heddle_calibrate.serving.sglang import of_sglang
 from heddle_calibrate.sweeps import (
@@ -411,3 +412,30 @@ def test_a_prompt_trial_is_one_of_its_cell(known: Sweep) -> None:
     assert all(isinstance(trial, PrefillTrial) for trial in known.prefill)
     cells = {(t.tp, t.batch, t.together, t.prompt, t.cached, t.held_out) for t in known.prefill}
     assert len(cells) > 60
+
+
+@pytest.mark.parametrize(
+    ("budget", "iterations"),
+    [
+        (150, [[(40, 60), (40, 60), (40, 30)], [(70, 30)]]),
+        (60, [[(40, 60)], [(40, 60)], [(40, 60)]]),
+        (25, [[(40, 25)], [(65, 25)], [(90, 10), (40, 15)], [(55, 25)], [(80, 20), (40, 5)]]),
+    ],
+)
+def test_prompts_at_once_share_the_token_budget_of_an_iteration(budget, iterations):
+    trial = PrefillTrial(
+        order=0,
+        tp=1,
+        held_out=False,
+        batch=0,
+        mean_context=0.0,
+        together=3,
+        prompt=100,
+        cached=40,
+        prefill_s=1.0,
+        queued_s=0.0,
+        wall_s=1.0,
+    )
+    found = list(_iterations(trial, budget))
+    assert found[: len(iterations)] == iterations
+    assert sum(n for each in found for _, n in each) == 180

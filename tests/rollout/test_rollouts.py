@@ -112,6 +112,23 @@ def test_an_open_rollout_without_work_is_not_stuck():
     assert core.of(RolloutClosed) == [(1000.0, R1)]
 
 
+def test_a_run_that_could_go_on_is_stuck_as_soon_as_it_cannot():
+    run, core = simulation()
+    later: list[float] = []
+
+    def handle(event: Event) -> Sequence[Command]:
+        return [] if isinstance(event, TrajectoryArrived) else OneEngine.handle(core, event)
+
+    core.handle = handle  # type: ignore[method-assign]
+    run.driver.open_rollout(R1)
+    run.clock.call_at(10.0, admit, run, answer("a", 100, 1), R1)
+    run.clock.call_at(20.0, run.driver.close_rollout, R1)
+    run.clock.call_at(100.0, later.append, 100.0)
+    with pytest.raises(StuckError, match=r"1 trajectories cannot go on at 20\.0 s"):
+        run.run()
+    assert later == []
+
+
 @pytest.mark.parametrize("announced", [None, 5])
 @pytest.mark.parametrize("policy", ["verl", "heddle", "heddle-paper"])
 def test_agents_admitted_before_the_close_may_arrive_after_it(policy, announced):

@@ -101,6 +101,7 @@ class Derenders:
     def __init__(self, *pieces: bytes, leading: str = "") -> None:
         """`leading` comes before each text that it tokenizes, as SentencePiece's space does."""
         self.pieces, self.leading = pieces, leading
+        self.generated: dict[str, Any] = {}
 
     def text(self, ids: list[int]) -> str:
         pieces = (self.pieces[n] if n < 1000 else chr(n - 1000).encode() for n in ids)
@@ -114,6 +115,7 @@ class Derenders:
             made = {"tokens": [1000 + ord(c) for c in self.leading + body["prompt"]]}
         else:
             (choice,) = body["generate_response"]["choices"]
+            self.generated = choice
             text = self.text(choice["token_ids"])
             made = {"choices": [{"message": {"content": text, "reasoning": text}}]}
         return Answer(200, json.dumps(made).encode(), {})
@@ -141,6 +143,21 @@ def test_parsers_read_the_text_until_the_stop_string(pieces, stop, keeps, text):
 
 def test_where_the_rest_of_a_token_cannot_be_tokenized_the_content_is_cut():
     assert message_of(Derenders(*CALL, leading=" "), "weather")["content"] == "<call>get_"
+
+
+def test_parsers_are_told_why_a_generation_ended():
+    endpoint = Derenders(b"a", b"b")
+    made = HttpRenderer(endpoint)  # type: ignore[arg-type]
+    end = GenerationEnd(finish_reason="stop", stop_reason=1)
+    rendered = Rendered(prompt_ids=array("I", [1]))
+    asyncio.run(made.derender(CHAT, {"include_stop_str_in_output": True}, rendered, [0, 1], end))
+    assert endpoint.generated == {
+        "index": 0,
+        "token_ids": [0, 1],
+        "finish_reason": "stop",
+        "stop_reason": 1,
+        "logprobs": None,
+    }
 
 
 def message_of(endpoint: Derenders, stop: str, *, keeps: bool = False) -> dict[str, Any]:
