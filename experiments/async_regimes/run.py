@@ -163,13 +163,8 @@ def measure(context: Context) -> Measured:
         for each in ("laminar_sync", "laminar")
         for name, row in by_regime(rows[each]).items()
     }
-    required = {
-        n: step_s(rows[f"require_{n}"], verl_regime(context.size, STALE, 16 // n)) / n
-        for n in REQUIRE
-    }
-    stream, stale = (
-        4 * step_s(rows["async"], verl_regime(context.size, each)) for each in (STREAM, STALE)
-    )
+    required = {n: step_s(rows[f"require_{n}"], verl_regime(STALE, 16 // n)) / n for n in REQUIRE}
+    stream, stale = (4 * step_s(rows["async"], verl_regime(each)) for each in (STREAM, STALE))
     values = {
         "v1_colocate": step_s(rows["v1_sync"], COLOCATE) / sync,
         "v1_separate": 4 * step_s(rows["v1_separate"], NO_SWITCH) / sync,

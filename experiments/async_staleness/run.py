@@ -49,7 +49,7 @@ def measure(context: Context) -> Measured:
     made = computations(context.size, context.config)
     rows = {name: context.store.get(each.key) for name, each in made.items()}
     areal = [step_s(rows["areal"], _areal(eta)) for eta in ETAS]
-    verl = [step_s(rows["verl"], verl_regime(context.size, each)) for each in THRESHOLDS]
+    verl = [step_s(rows["verl"], verl_regime(each)) for each in THRESHOLDS]
     marin = [step_s(rows["marin"], _areal(eta)) for eta in ALLOWANCES]
     return Measured(
         values={

@@ -76,7 +76,7 @@ def verl_async(
     gpus = sized(size, 128, 16)
     groups = 4 * gpus // batches
     return Loop(
-        regimes=tuple(verl_regime(size, each, batches) for each in thresholds),
+        regimes=tuple(verl_regime(each, batches) for each in thresholds),
         workload=lengths,
         train_gpus=(gpus // 2,),
         groups=groups,
@@ -85,13 +85,9 @@ def verl_async(
     )
 
 
-def verl_regime(size: Size, threshold: str, batches: int = 4) -> str:
+def verl_regime(threshold: str, batches: int = 4) -> str:
     """The regime of `verl_async`."""
-    at_once = sized(size, 128, 16) // 2 // 4 * 16 * 16
-    return (
-        f"verl-fully-async:staleness_threshold={threshold}:trigger_parameter_sync_step={batches}"
-        f":staleness.admits=groups:staleness.max_concurrent={at_once}:batching.order=first_finished"
-    )
+    return f"verl-fully-async:staleness_threshold={threshold}:trigger_parameter_sync_step={batches}"
 
 
 def verl_colocated(size: Size, lengths: Lengths) -> Loop:

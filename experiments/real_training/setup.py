@@ -100,6 +100,7 @@ def regime_of(config: TrainConfig) -> Regime:
             samples=config.samples,
             slots=cluster.engine_count * cluster.max_running,
             colocated=False,
+            engines=cluster.engine_count,
         ),
     )
     if regime.batching.accumulate_from is not None and config.optimizer_steps > 1:

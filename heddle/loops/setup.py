@@ -260,6 +260,7 @@ def regime_of(config: LoopConfig, name: str) -> Regime:
             slots=cluster.engine_count * cluster.max_running,
             colocated=config.colocated,
             train_gpus=config.trainer_gpus,
+            engines=cluster.engine_count,
         ),
     )
     pool = regime.split.hybrid

@@ -46,7 +46,9 @@ def verl_fully_async(
 
     `staleness_threshold` is the number of samples from older weights, as a share of those between
     two updates, `trigger_parameter_sync_step` that of batches between two updates. With
-    `partial_rollout` an update interrupts running trajectories; else it waits for them.
+    `partial_rollout` an update interrupts running trajectories; else it waits for them. Each engine
+    has 16 prompts at once, and complete groups are trained in their order (verl's Rollouter and
+    message queue, September 2026).
     """
     if not partial_rollout and staleness_threshold > 0.0:
         raise RegimeError(
@@ -56,7 +58,13 @@ def verl_fully_async(
     return Regime(
         shape.groups,
         shape.samples,
-        staleness=Staleness(bound=staleness_threshold, late="train"),
+        staleness=Staleness(
+            bound=staleness_threshold,
+            late="train",
+            max_concurrent=16 * shape.engines * shape.samples,
+            admits="groups" if partial_rollout else "slots",
+        ),
+        batching=Batching(order="first_finished"),
         update=Update(
             mode="interrupt" if partial_rollout else "drain", every=trigger_parameter_sync_step
         ),

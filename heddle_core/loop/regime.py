@@ -40,6 +40,8 @@ class BatchShape:
     """Steps that the rollout engines run at once, all together."""
     colocated: bool
     train_gpus: int = 1
+    engines: int = 1
+    """That generate."""
 
     @property
     def most_concurrent(self) -> int:

@@ -229,6 +229,16 @@ def _prompts():
     return HostileWorld(regime_named("sync", shape()), 0, batches=1)._prompts()
 
 
+def test_verl_fully_async_has_16_prompts_an_engine_and_trains_in_order_of_completion():
+    mine = replace(shape(groups=5, samples=4), engines=3)
+    regime = regime_named("verl-fully-async:trigger_parameter_sync_step=2", mine)
+    assert regime.staleness.max_concurrent == 3 * 16 * 4
+    assert regime.staleness.admits == "groups"
+    assert regime.batching.order == "first_finished"
+    waits = "verl-fully-async:partial_rollout=false:staleness_threshold=0"
+    assert regime_named(waits, mine).staleness.max_concurrent == 3 * 16 * 4
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
