@@ -28,6 +28,8 @@ class Registered:
     """The only engine that may use it, in any of its lives; "": any of its shape."""
     engine: HttpEngine | None = None
     """Which uses it now."""
+    fresh: bool = False
+    """Whether it was probed for the engine that is about to use it."""
 
     @property
     def url(self) -> str:
@@ -93,8 +95,12 @@ class HttpLauncher:
         return facts
 
     def reserve(self, url: str, engine_name: str) -> None:
-        """Let only the engine of this name use a registered URL."""
-        self._registered[base_of(url)].engine_name = engine_name
+        """Let only the engine of this name use a URL that was registered just now.
+
+        It is ready as soon as it starts: no step comes before it, to move there later.
+        """
+        registered = self._registered[base_of(url)]
+        registered.engine_name, registered.fresh = engine_name, True
 
     @property
     def usable(self) -> tuple[Registered, ...]:
@@ -156,6 +162,9 @@ class HttpLauncher:
             registered = self._free(engine)
             if registered is not None:
                 registered.engine = engine
+                if registered.fresh:
+                    registered.fresh = False
+                    return registered.endpoint, registered.facts
                 try:
                     facts = await probe(registered.endpoint, limit_s=self._settings.answer_limit_s)
                     self._check_model(facts, of=registered)

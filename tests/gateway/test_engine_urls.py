@@ -594,6 +594,50 @@ def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeyp
     run(main())
 
 
+def test_an_engine_is_ready_when_it_is_registered_so_that_no_step_moves_there():
+    async def main() -> None:
+        async with registered(servers=1, more=1, policy="verl") as at:
+            await at.engines.expect(at.servers[1].url, {}, lambda note: None)
+            at.servers[1].health = 503  # it would pass no other probe
+            at.servers[0].frozen = True
+            steps = [asyncio.create_task(at.step([300, n], 12, f"s{n}")) for n in range(4)]
+            async with asyncio.timeout(PATIENCE_S):
+                while at.bench.gateway.dispatches < 4:
+                    await asyncio.sleep(0.005)
+            at.servers[1].health = 200
+            await at.until(ready=2)
+            await asyncio.sleep(0.2)  # for aborts of steps that have no token
+            at.servers[0].frozen = False
+            assert await asyncio.gather(*steps) == [expected([300, n], 12) for n in range(4)]
+            posted = [[b["token_ids"] for b in s.seen if b.get("stream")] for s in at.servers]
+            assert sorted([*posted[0], *posted[1]]) == [[300, n] for n in range(4)]
+            assert len(posted[0]) == 2
+
+    run(main())
+
+
+def test_a_step_that_moves_to_an_engine_before_its_first_token_has_each_token_made_once():
+    async def main() -> None:
+        async with registered(servers=1, more=1, policy="verl") as at:
+            first, second = at.servers
+            first.frozen = True
+            steps = [asyncio.create_task(at.step([300, n], 12, f"s{n}")) for n in range(4)]
+            async with asyncio.timeout(PATIENCE_S):
+                while first.running < 4:
+                    await asyncio.sleep(0.005)
+            assert (await at.add(second.url))[0] == 200
+            await asyncio.sleep(0.2)  # for the abort
+            first.frozen = False
+            assert await asyncio.gather(*steps) == [expected([300, n], 12) for n in range(4)]
+            moved = [event.trajectory for event in at.bench.events(StepPreempted)]
+            assert moved
+            posted = [b["token_ids"] for s in at.servers for b in s.seen if b.get("stream")]
+            assert len(posted) == 4 + len(moved)
+            assert sum(len(ids) - start for s in at.servers for start, ids in s.streamed) == 4 * 12
+
+    run(main())
+
+
 def test_what_no_wait_mends_is_refused_at_the_start():
     async def main() -> None:
         async with registered(servers=0, more=1) as at:

@@ -21,6 +21,8 @@ pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
 
 import aiohttp
 
+from heddle.runs import load_run
+from heddle_core.events import EngineReady, StepPreempted, TrajectoryArrived
 from tests.gateway.test_engine_urls import expected
 from tests.runtime.fake_vllm import FakeVllm
 
@@ -145,15 +147,27 @@ async def rolled(folder: Path, rounds: int) -> tuple[Fleet, int]:
 
 
 def check(fleet: Fleet, steps: int) -> None:
-    """Each step was answered to its client once, and generated once."""
+    """Each step was answered to its client once, and each of its tokens generated once."""
     assert fleet.seen["200"] == steps
-    bodies = [body for each in (*fleet.ended, *fleet.engines) for body in each.seen]
+    engines = (*fleet.ended, *fleet.engines)
+    streams = [stream for each in engines for stream in each.streamed]
+    # No two clients begin with the same token.
+    made = Counter((ids[0], n) for start, ids in streams for n in range(start, len(ids)))
+    assert len(made) == steps * TOKENS
+    assert set(made.values()) == {1}
+    entries = [[*load_run(run).entries()] for run in (fleet.folder / "runs").iterdir()]
+    for run in entries:
+        # None of the start joins under steps, which would move there.
+        kinds = [type(entry.event) for entry in run]
+        assert kinds[: kinds.index(TrajectoryArrived)].count(EngineReady) == len(fleet.engines)
+    bodies = [body for each in engines for body in each.seen]
     # A move of KV has one token, and a step that goes on elsewhere those that it lacks.
     limits = ((b.get("sampling_params", {}).get("max_tokens"), b) for b in bodies)
-    whole = [body["token_ids"] for limit, body in limits if limit == TOKENS]
-    of_clients = Counter(map(tuple, whole))
-    assert len(of_clients) == steps
-    assert set(of_clients.values()) == {1}
+    whole = Counter(tuple(body["token_ids"]) for limit, body in limits if limit == TOKENS)
+    assert len(whole) == steps
+    # Whole again are only those that an engine, which was registered, took before their first.
+    preempted = [e.event for run in entries for e in run if isinstance(e.event, StepPreempted)]
+    assert whole.total() - steps <= sum(not event.output_tokens for event in preempted)
 
 
 def test_engines_and_gateway_are_started_again_and_no_step_is_lost_or_made_twice(tmp_path: Path):

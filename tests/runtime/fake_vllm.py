@@ -113,8 +113,8 @@ class FakeVllm:
         """Bodies of generations."""
         self.keys, self.traces, self.named = list[str](), list[str](), list[str]()
         """Authorization headers of all calls; trace contexts and ids of those that have one."""
-        self.generated = 0
-        """Tokens made."""
+        self.generated, self.streamed = 0, list[tuple[int, list[int]]]()
+        """Tokens made; of each stream of ids that has ended, its prompt's length and all tokens."""
         self.calls: list[tuple[str, dict[str, str], Any]] = []
         """Control calls: path, query and body."""
         self.control_status = 200
@@ -316,6 +316,7 @@ class FakeVllm:
             await self._stream(request, response, body, running, sampling["max_tokens"])
         finally:
             del self._running[name]
+            self.streamed.append((len(body["token_ids"]), running.tokens))
             self._remember(body.get("cache_salt", ""), running.tokens[:-1])
         return response
 
