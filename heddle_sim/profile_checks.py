@@ -81,8 +81,11 @@ def _object_faults(
         yield f"{where}.{name} must be an object"
     elif found:
         for each in (*numbers, *(each for each in optional if each in found)):
-            if isinstance(found.get(each), bool) or not isinstance(found.get(each), int | float):
-                yield f"{where}.{name}.{each} must be a number, not {found.get(each)!r}"
+            value = found.get(each)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                yield f"{where}.{name}.{each} must be a number, not {value!r}"
+            elif not abs(value) <= LARGEST:
+                yield f"{where}.{name}.{each} must be at most {LARGEST:g}, not {value!s:.40}"
 
 
 def _table_faults(tp: str, entry: TpTable) -> list[str]:
