@@ -359,7 +359,8 @@ class HttpEngine(TokenEngine):
         if not self._life.moves(now_s):
             return False
         if step.brought_s:
-            return not waits or self._sample.preemptions == step.preemptions
+            slow = since_s < EXPECTED_SHARE * step.stream_interval * self._life.iteration_s
+            return not (slow or (waits and self._sample.preemptions != step.preemptions))
         if self._life.counts_tokens:
             idle = not (waits or self._life.prefills())
             return idle or self._life.prefilled > step.prefilled_by

@@ -7,7 +7,8 @@ engine that is stopped or waits for a lost peer.
 """
 
 EXPECTED_SHARE = 4.0
-"""A silent stream is suspect after so many times what its prefill and queue should take."""
+"""A silent stream is suspect after so many times what its prefill and queue, or the tokens of its
+next event, should take."""
 BAD_HEALTH = 2
 """Answers of `/health` in a row, other than 200, after which an engine is out."""
 PREFILL_TOKENS = 16
@@ -24,7 +25,11 @@ class EngineLife:
         self._silence_s = silence_s
         self._brought_s = self._answered_s = self._moved_s = now_s
         self._counted_s = 0.0
+        self._iterated_s = now_s
+        """When the count of iterations last grew, or a stream began where none was."""
         self._iterations: float | None = None
+        self.iteration_s = 0.0
+        """Of an iteration, when their count last grew; 0: unknown."""
         self._tokens: float | None = None
         self._kv_tokens = 0
         self._decoded = 0
@@ -47,6 +52,7 @@ class EngineLife:
     def begun(self, now_s: float) -> None:
         """A stream begins where none was: silence counts from now on."""
         self._brought_s = self._moved_s = max(now_s, self._brought_s)
+        self._iterated_s = max(now_s, self._iterated_s)
         self._without_prefill = 0.0
 
     def brought(self, now_s: float, tokens: int) -> None:
@@ -68,6 +74,7 @@ class EngineLife:
         self._answered_s += seconds
         self._moved_s += seconds
         self._counted_s += seconds
+        self._iterated_s += seconds
 
     def health(self, status: int) -> bool:
         """`/health` was answered; return whether the engine is out."""
@@ -81,6 +88,11 @@ class EngineLife:
 
         None: there is no such counter.
         """
+        done = 0.0
+        if iterations is not None and self._iterations is not None:
+            done = iterations - self._iterations
+        if done > 0.0:
+            self.iteration_s, self._iterated_s = (now_s - self._iterated_s) / done, now_s
         self._counted_s = now_s
         # Used KV falls by itself when clients leave; only work makes it grow.
         if iterations is None or iterations != self._iterations or kv_tokens > self._kv_tokens:
@@ -93,8 +105,8 @@ class EngineLife:
             self.prefilled += prefilled
         if self.grows or prefilled > PREFILL_TOKENS:
             self._without_prefill = 0.0
-        elif iterations is not None and self._iterations is not None:
-            self._without_prefill += max(iterations - self._iterations, 0.0)
+        else:
+            self._without_prefill += max(done, 0.0)
         self._iterations, self._tokens, self._kv_tokens = iterations, tokens, kv_tokens
         self._decoded = self._left = 0
 

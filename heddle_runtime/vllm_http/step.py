@@ -69,7 +69,7 @@ class HttpStep:
         # An engine that answers the client's own request checks it itself.
         self._sampling = checked_sampling(given) if self.relay is None else {}
         streams = self.payload is not None and self.payload.streams
-        self._stream_interval = 1 if streams else settings.stream_interval
+        self.stream_interval = 1 if streams else settings.stream_interval
         self.sent_s = time.monotonic()
         self.first_s = 0.0
         self.made: list[int] = []
@@ -168,7 +168,7 @@ class HttpStep:
                 streams=self.relay.streams,
                 counts_tokens=self.relay.counts_tokens,
                 counts_each=counts_each,
-                interval=self._stream_interval,
+                interval=self.stream_interval,
             )
         request, payload, sampling = self.request, self.payload, dict(self._sampling)
         features = {} if payload is None else payload.features
@@ -177,7 +177,7 @@ class HttpStep:
             sampling |= {"ignore_eos": True} if payload is not None else _EXACT
         sampling.setdefault("detokenize", bool(sampling.get("stop")))
         sampling["max_tokens"] = request.max_tokens
-        sampling["stream_interval"] = self._stream_interval
+        sampling["stream_interval"] = self.stream_interval
         return {
             **{key: value for key, value in features.items() if key in FEATURES},
             "request_id": self.id,

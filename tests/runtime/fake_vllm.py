@@ -76,6 +76,9 @@ class FakeVllm:
     stall_over = 1 << 30
     """Longer prompts get no token."""
 
+    token_s = TOKEN_S
+    """Seconds of a token."""
+
     def __init__(self, *, model: str = MODEL, key: str = "", kv: bool = True) -> None:
         self.model, self.key, self.kv = model, key, kv
         self.cached_details = self.scale_out = self.dev_mode = self.metrics = True
@@ -348,7 +351,7 @@ class FakeVllm:
                 return
             while self._stands_still(running, at):
                 await asyncio.sleep(0.02)
-            await asyncio.sleep(TOKEN_S)
+            await asyncio.sleep(self.token_s)
             if running.aborted or at == self.aborts_at:
                 finish = "abort"
             else:

@@ -286,6 +286,20 @@ def test_a_step_that_stops_while_its_engine_computes_is_moved_once_with_its_toke
     run(main)
 
 
+def test_a_step_whose_events_are_longer_apart_than_the_silence_is_not_moved():
+    async def main() -> None:
+        async with setup(QUICK) as made:
+            engine, server, _, other = await two(made)
+            server.token_s = 2.0 * QUICK.silence_s / SETTINGS.stream_interval
+            step = request("slow", ids("slow", PROMPT), 20)
+            engine.start(msgspec.structs.replace(step, payload=Generation()))
+            end = await made.recorder.end_of("slow")
+            assert list(end.output_ids) == alone(list(step.prompt_ids), 20)
+            assert (streamed(server), streamed(other)) == (1, 0)
+
+    in_virtual_time_too(main())
+
+
 def test_a_step_that_stops_at_one_engine_after_the_other_is_moved_twice():
     async def main() -> None:
         async with setup(QUICK) as made:
