@@ -12,6 +12,8 @@ from heddle_sim.model_names import known_model, short_model_name
 from heddle_sim.model_shape import Precision
 
 KNOWN = Path(__file__).with_name("configs.json")
+QWEN_FP8 = MappingProxyType({"quant_method": "fp8", "weight_block_size": [128, 128]})
+"""What Qwen's repositories in FP8 add to the configuration of those in bf16."""
 
 
 @cache
@@ -53,6 +55,9 @@ def listed_config(name: str) -> tuple[Mapping[str, Any], Precision | None]:
     values = known_configs()[found.config]
     if found.own_precision:
         return values, None
+    owner = name.lower().rpartition("/")[0] or found.config.lower().partition("/")[0]
+    if (owner, found.precision) == ("qwen", "fp8"):
+        return {**values, "quantization_config": QWEN_FP8}, None
     if found.precision not in get_args(Precision):
         raise ModelConfigError(
             f"{name}: weights in {found.precision} are not modelled; take the repository in "

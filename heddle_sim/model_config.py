@@ -172,6 +172,7 @@ def model_shape(
         sliding_layers=sliding,
         kv_element_bytes=_kv_element_bytes(quantised),
         int4_group=_int4_group(quantised),
+        fp8_block=_fp8_block(quantised) if precision in (None, "fp8") else 0,
         mtp_layers=fields.count("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
@@ -326,6 +327,12 @@ def _int4_group(quantised: Mapping[str, Any]) -> int:
     weights = _grouped_weights(quantised)
     size = weights.get("group_size") if isinstance(weights, Mapping) else None
     return size if isinstance(size, int) and size > 0 else 128
+
+
+def _fp8_block(quantised: Mapping[str, Any]) -> int:
+    sizes = quantised.get("weight_block_size")
+    known = isinstance(sizes, list) and sizes and isinstance(sizes[0], int)
+    return max(0, sizes[0]) if known else 0
 
 
 def _kv_element_bytes(quantised: Mapping[str, Any]) -> int:

@@ -108,6 +108,8 @@ class ModelShape:
     kv_element_bytes: int = 2
     int4_group: int = 128
     """Weights in INT4 that share a scale."""
+    fp8_block: int = 0
+    """Rows and columns of FP8 weights that share a scale; 0: all of a row, or of a matrix."""
     mtp_layers: int = 0
     """Layers of a head that predicts further tokens (MTP); beside `layers`."""
     notes: tuple[str, ...] = ()

@@ -58,7 +58,10 @@ def decode_error(profile: Profile, tp: int) -> str:
         if "prompt_mean_pct" in expected:
             text += f", prompts {expected['prompt_mean_pct']:.1f} %"
         return f"{text}, on {left_out} left out of its fit"
-    errors = profile.at(tp).errors.get("decode_unseen", {})
+    table = profile.at(tp).errors
+    if apart := table.get("roofline"):
+        return f"; this layout {apart}"
+    errors = table.get("decode_unseen", {})
     if not errors:
         return ""
     return f", decode error {errors['median_pct']:.1f} % median, {errors['worst_pct']:.1f} % worst"

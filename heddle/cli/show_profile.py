@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import rich_click as click
 
-from heddle.cli.profile_line import decode_error, error_class, measured_runs
+from heddle.cli.profile_line import KINDS, decode_error, error_class, measured_runs
 from heddle.cli.tables import new_table, show
 from heddle.runs.conditions import BUSY
 from heddle_calibrate.roofline.from_config import ConfigProfile
@@ -75,8 +75,13 @@ def show_profile(profile: Profile) -> None:
         f"KV in {kv_dtype_of(profile) or 'an unstated precision'}: "
         f"{profile.kv_bytes_per_token:,} bytes a token"
     )
-    click.echo(f"error class: {error_class(profile)}{decode_error(profile, profile.tps[0])}")
-    click.echo(measured_runs(profile) or "no measured runs of this model on this GPU class")
+    known, off = measured_runs(profile), decode_error(profile, profile.tps[0])
+    if known:
+        times = KINDS.get(profile.source.package, "kernel tables")
+        click.echo(f"error class: measured, {known}; {times}{off}")
+    else:
+        click.echo(f"error class: {error_class(profile)}{off}")
+        click.echo("no measured runs of this model on this GPU class")
     if profile.derived:
         click.echo(f"{profile.gpu_label}: {profile.derived}")
     if profile.source.note:

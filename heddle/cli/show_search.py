@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import rich_click as click
 
+from heddle.cli.profile_line import measured_runs, profile_lines
 from heddle.cli.tables import VERDICT_WIDTH, costs, explain, fact, show_rows, show_verdict
 from heddle.comparison.tuning import without_acceptance
 from heddle.config_error import ConfigError
@@ -60,6 +61,7 @@ def show_search(
     trainer = "" if result.best.loop is None else f" for rollouts, of {sum(result.gpus.values())}"
     fact("cluster", f"{profiles.hardware()}{trainer}, {profiles.model}{profiles.layout_label}")
     _show_notes(result)
+    _show_profiles([result])
     fact("history", result.setup.history.name)
     fact("prices", result.prices.text(result.gpus))
     if result.ties:
@@ -108,6 +110,7 @@ def show_searched_clusters(
     if dropped and not taken.notes:
         fact("trace", f"{dropped:,} trajectories over KV capacity left out")
     _show_notes(taken)
+    _show_profiles(result.clusters)
     fact("history", taken.setup.history.name)
     gpus = [gpu for row in result.clusters for gpu in row.gpus]
     fact("prices", taken.prices.text(dict.fromkeys(gpus)))
@@ -120,6 +123,14 @@ def show_searched_clusters(
 def _show_notes(result: SearchResult) -> None:
     if result.notes:
         fact("chosen", "; ".join(result.notes))
+
+
+def _show_profiles(results: Sequence[SearchResult]) -> None:
+    """Where the times of each GPU class come from, and their error."""
+    profiles = [each.profile for of in results for each in of.setup.profiles.classes]
+    for (model, gpu), profile in {(p.model, p.gpu_label): p for p in profiles}.items():
+        known = (profile_lines(profile, profile.tps[0])[0], measured_runs(profile))
+        fact("profile", f"{model} on {gpu}: {'; '.join(filter(None, known))}")
 
 
 def _show_searched(results: Sequence[SearchResult]) -> None:

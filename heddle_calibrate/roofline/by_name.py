@@ -7,7 +7,9 @@ from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
 from heddle_calibrate.roofline.kv_precision import WITHOUT_SCALES, kv_dtype_of, with_kv_dtype
+from heddle_calibrate.roofline.operators import blocks_fault
 from heddle_calibrate.roofline.pairs import shape_of
+from heddle_core.ids import EngineShape
 from heddle_sim.known_models import listed_config
 from heddle_sim.model_config import MEASURE, REFUSED
 from heddle_sim.model_names import from_config_command, known_model, listed_models, nearest_ids
@@ -91,17 +93,13 @@ def _as_repository(profile: Profile, model: str) -> Profile:
 def _with_reasons(profile: Profile) -> Profile:
     """Say of experts in FP8 that cannot be cut why that is: they have scales for blocks of 128."""
     shape = shape_of(profile) if profile.experts and profile.source.precision == "fp8" else None
-    if shape is None or shape.experts is None:
+    if shape is None:
         return profile
-    refused, wide = dict(profile.refused), shape.experts.intermediate
+    refused = dict(profile.refused)
     for name in refused:
         tp, dp, ep = read_layout(name)
-        cut = tp * dp // ep
-        if wide % (128 * cut):
-            refused[name] = (
-                f"{wide:,} columns of an expert over {cut} GPUs are {wide / cut:g}, no multiple of "
-                "the 128 that share a scale in FP8: set cluster.expert_parallel = on"
-            )
+        layout = EngineShape(profile.gpu, tp, dp=dp, ep=ep)
+        refused[name] = blocks_fault(shape, layout) or refused[name]
     return replace(profile, refused=refused)
 
 

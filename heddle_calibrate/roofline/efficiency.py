@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,8 @@ def seconds(operator: Operator, gpu: GpuClass, fitted: Mapping[str, Efficiency])
 
     The larger of both times decides; where they are alike, neither hides the other wholly.
     """
+    if operator.precision == "nvfp4" and not gpu.fp4:
+        operator = replace(operator, precision="int4")
     e = efficiency(operator.key, fitted)
     moved, computed = least_times(operator, gpu)
     each = e.launch_us / 1e6 + np.hypot(moved / e.bandwidth, computed / e.arithmetic)

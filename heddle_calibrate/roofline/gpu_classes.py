@@ -25,6 +25,9 @@ class GpuClass:
     peak_bandwidth: float
     """Of the fastest system with this chip: no iteration is faster than its bytes at this."""
     peak_source: str
+    fp4: bool
+    """Whether it has FP4 units; without them weights in NVFP4 are widened to bf16 before a product,
+    as vLLM's warning of its Marlin kernel says."""
     nvlink: bool
     """False: PCIe, which all GPUs of a node share when more than two take part."""
     source: str
@@ -49,6 +52,7 @@ def _gpu(
         bandwidth=float(round(bandwidth * 1e12)),
         memory=round(gib * 2**30),
         link=link * 1e9,
+        fp4=name.startswith(("b", "gb", "rtx-pro")),
         nvlink=link > 100,
         link_gpus=link_gpus,
         source=source,

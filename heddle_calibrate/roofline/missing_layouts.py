@@ -6,7 +6,6 @@ from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.pairs import shape_of
 from heddle_calibrate.roofline.profile import impossible, profile_from_shape
 from heddle_core.ids import EngineShape
-from heddle_sim.model_shape import ModelShape
 from heddle_sim.profile_files import Profile, layout_name
 
 BY_ROOFLINE = (
@@ -16,8 +15,8 @@ BY_ROOFLINE = (
 
 
 def with_layouts(profile: Profile, *, expert_parallel: bool, attention_dp: int) -> Profile:
-    """Return a profile of experts with tables for TP degrees that it lacks with this layout, where
-    shape of the model and data sheet of its class are known and weights leave room."""
+    """Return a profile of experts with tables for TP degrees that it lacks with this layout, or why
+    it cannot have them, where shape of the model and data sheet of its class are known."""
     gpu = GPU_CLASSES.get(profile.gpu)
     if not profile.experts or gpu is None or not (expert_parallel or attention_dp > 1):
         return profile
@@ -32,27 +31,15 @@ def with_layouts(profile: Profile, *, expert_parallel: bool, attention_dp: int) 
     model = shape_of(profile) if missing else None
     if model is None:
         return profile
-    possible = [
-        shape
-        for shape in missing
-        if _blocks_fit(model, shape) and not impossible(model, shape, gpu)
-    ]
+    reasons = {layout_name(shape): impossible(model, shape, gpu) for shape in missing}
+    refused = {**profile.refused, **{name: why for name, why in reasons.items() if why}}
+    possible = [shape for shape in missing if not reasons[layout_name(shape)]]
     if not possible:
-        return profile
+        return replace(profile, refused=refused)
     made = profile_from_shape(model, gpu, possible, factors=(1.0, 1.0)).tables
     tables = {
         name: replace(table, errors={**table.errors, "roofline": BY_ROOFLINE})
         for name, table in made.items()
     }
-    refused = {name: why for name, why in profile.refused.items() if name not in tables}
+    refused = {name: why for name, why in refused.items() if name not in tables}
     return replace(profile, tables={**profile.tables, **tables}, refused=refused)
-
-
-def _blocks_fit(model: ModelShape, shape: EngineShape) -> bool:
-    """Whether experts can be cut: in FP8 they have scales for blocks of 128."""
-    cut, experts = shape.gpus // shape.ep, model.experts
-    return (
-        experts is None
-        or model.precisions.experts != "fp8"
-        or not experts.intermediate // cut % 128
-    )

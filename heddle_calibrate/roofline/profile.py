@@ -22,6 +22,7 @@ from heddle_calibrate.roofline.operators import (
     Floats,
     Iterations,
     LayoutError,
+    blocks_fault,
     check_layout,
     decode_iterations,
     operators,
@@ -50,7 +51,7 @@ LATENT, HOPPER_FP8 = (0.75, 1.0), (1.25, 1.3)
 """Measured over roofline times of decoding and of prompts, by the same runs: latent attention, and
 experts in FP8 on Hopper."""
 HOPPER_4BIT_PROMPTS = 1.8
-"""The same of prompts with experts in MXFP4 or int4 on Hopper, which widens them before a product.
+"""The same of prompts with experts of 4 bits on Hopper, which widens them before a product.
 With the model left out, TTFT of gpt-oss-120b and Kimi-K2.5 is 9 and 18 % off instead of 34 and 40.
 One factor of all experts does not pay: TTFT 33 % instead of 32, TPOT 14 instead of 12."""
 HOPPER = ("h100", "h200", "h800", "h20")
@@ -198,7 +199,7 @@ def measured_factors(model: ModelShape, gpu: str) -> tuple[float, float]:
         return 1.0, 1.0
     width, hopper = model.precisions.experts, gpu in HOPPER
     decode, prompts = LATENT if model.attention is not None else (1.0, 1.0)
-    if hopper and width in ("mxfp4", "int4"):
+    if hopper and width in ("mxfp4", "int4", "nvfp4"):
         return decode, HOPPER_4BIT_PROMPTS
     return HOPPER_FP8 if hopper and width == "fp8" and decode == 1.0 else (decode, prompts)
 
@@ -209,6 +210,8 @@ def impossible(model: ModelShape, shape: EngineShape, gpu: GpuClass) -> str:
         check_layout(model, shape)
     except LayoutError as e:
         return str(e)
+    if why := blocks_fault(model, shape):
+        return why
     if shape.gpus > gpu.link_gpus:
         return (
             f"{shape.gpus} GPUs are more than the {gpu.link_gpus} that {gpu.name} links in a node; "

@@ -120,6 +120,7 @@ def test_a_cluster_that_drops_what_another_holds_is_left_out(heddle: Heddle, tmp
     assert said.startswith("Take 16 x h100")
     assert "left out 8 x h100: its engines or trainer do not hold 1 traject" in said
     assert "; stopped early: the best so far" in said
+    assert "profile  qwen3-14b on h100: vLLM 0.24 kernel tables, decode error 1.1 % median" in said
 
 
 @pytest.mark.parametrize("budget_s", [None, 60.0])

@@ -153,7 +153,7 @@ def test_an_unknown_model_is_answered_with_the_command_that_makes_it(
     [
         ("Qwen/Qwen2.5-7B-Instruct", "h100", "error class: roofline, decode error 9.4 % mean"),
         ("deepseek-ai/DeepSeek-R1", "h200", "error class: table, decode error"),
-        ("Qwen/Qwen3-32B", "h100", "error class: measured, decode error"),
+        ("Qwen/Qwen3-32B", "h100", "error class: measured, TPOT of 20 measured runs"),
     ],
 )
 def test_a_profile_of_an_id_is_shown_with_its_error_class(

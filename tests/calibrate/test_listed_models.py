@@ -13,6 +13,7 @@ from heddle.cluster.profiles import layout_profile, load_profiles
 from heddle_calibrate.roofline.by_name import profile_by_name
 from heddle_calibrate.roofline.kv_precision import kv_dtype_of, with_kv_dtype
 from heddle_calibrate.roofline.memory import weights_read_bytes
+from heddle_calibrate.roofline.slower_layouts import shown_seconds
 from heddle_sim.known_models import known_config, known_configs
 from heddle_sim.model_config import model_shape
 from heddle_sim.model_names import known_model, listed_models
@@ -31,7 +32,7 @@ def sizes(model: ModelShape) -> ModelShape:
     """The shape without what its precision, heads for drafts and notes change."""
     head_dim = model.head_dim if model.attention is None else 0  # latent attention has its own
     plain = replace(model, precisions=Precisions(), kv_element_bytes=2, head_dim=head_dim)
-    return replace(plain, int4_group=128, mtp_layers=0, notes=())
+    return replace(plain, int4_group=128, fp8_block=0, mtp_layers=0, notes=())
 
 
 @cache
@@ -85,6 +86,47 @@ def test_a_profile_by_name_has_the_precision_of_the_id() -> None:
         assert known is not None
         stated = profile.source.precision.split("+")[0].replace("bfloat16", "bf16")
         assert stated == known.precision, model
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "missing", "wide"),
+    [
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "h200", "8", "320"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "h200", "8", "64"),
+        ("Qwen/Qwen3-4B-FP8", "h100", "8", "1216"),
+        ("qwen3-4b-fp8", "h100", "8", "1216"),
+    ],
+)
+def test_fp8_is_not_cut_through_blocks_that_share_a_scale(
+    model: str, gpu: str, missing: str, wide: str
+) -> None:
+    profile = profile_by_name(model, gpu)
+    assert missing not in profile.tables
+    assert "4" in profile.tables
+    assert f"are {wide}, no multiple of the 128 that share a scale" in profile.refused[missing]
+
+
+def test_fp8_with_a_scale_for_each_channel_is_cut_anywhere() -> None:
+    assert "8" in profile_by_name("RedHatAI/Qwen3-4B-FP8-dynamic", "h100").tables
+    assert "8" in profile_by_name("zai-org/GLM-4.5-Air-FP8", "h200").tables
+
+
+@pytest.mark.parametrize(
+    ("model", "int4"),
+    [
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "ibnzterrell/Llama-3.3-70B-Instruct-AWQ"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "Qwen/Qwen3-235B-A22B-GPTQ-Int4"),
+    ],
+)
+def test_without_fp4_units_prompts_of_nvfp4_take_as_long_as_those_of_int4(
+    model: str, int4: str
+) -> None:
+    for gpu in ("h200", "l40s", "h20"):
+        narrow, other = (shown_seconds(profile_by_name(m, gpu), "8") for m in (model, int4))
+        assert narrow[-1] == pytest.approx(other[-1], rel=0.02)
+    with_units = shown_seconds(profile_by_name(model, "b300"), "8")
+    wide = shown_seconds(profile_by_name(int4, "b300"), "8")
+    assert with_units[-1] < wide[-1]
 
 
 def test_a_quantised_model_takes_its_own_profile_or_the_roofline_and_says_so() -> None:

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from benchmarks.check_gpu import compared
+from heddle.cli.profile_line import profile_lines
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import layout_profile
 from heddle_calibrate.roofline.missing_layouts import BY_ROOFLINE, with_layouts
@@ -33,7 +34,7 @@ def test_ranks_that_tables_lack_come_from_the_roofline_with_their_error() -> Non
 
 def test_tables_that_are_there_stay() -> None:
     profile = load_profile("qwen3-30b-a3b", "h200")
-    assert with_layouts(profile, expert_parallel=True, attention_dp=2) == profile
+    assert with_layouts(profile, expert_parallel=True, attention_dp=2).tables == profile.tables
     dense = load_profile("qwen3-8b", "h100")
     assert with_layouts(dense, expert_parallel=False, attention_dp=2) is dense
 
@@ -44,6 +45,22 @@ def test_experts_in_fp8_are_not_cut_through_their_blocks() -> None:
     # 1,536 wide experts over 8 GPUs would have 192 in each: no multiple of 128.
     assert {"1dp2", "2dp2"} <= set(made.tables)
     assert "4dp2" not in made.tables
+
+
+def test_a_layout_by_the_roofline_is_not_said_to_be_a_table() -> None:
+    cluster = ClusterConfig(model="qwen3-30b-a3b", gpu="h100", attention_dp=2, gpus=8)
+    (line, *_) = profile_lines(layout_profile(cluster), 1)
+    assert line == f"vLLM 0.24 kernel tables; this layout {BY_ROOFLINE}"
+
+
+def test_a_layout_that_is_impossible_has_its_reason() -> None:
+    cluster = ClusterConfig(
+        model="qwen3-30b-a3b-fp8", gpu="h100", expert_parallel="off", attention_dp=2, tp=2, gpus=8
+    )
+    with pytest.raises(
+        ProfileError, match=r"TP 2dp2: 768 columns of an expert over 4 GPUs are 192"
+    ):
+        layout_profile(cluster).at(2)
 
 
 def test_a_cluster_of_a_layout_without_tables_runs() -> None:

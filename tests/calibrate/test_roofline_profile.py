@@ -268,6 +268,7 @@ def test_models_with_experts_have_a_host_time_of_their_own() -> None:
         ("deepseek-ai/DeepSeek-R1", "h200", *LATENT),
         ("moonshotai/Kimi-K2.5", "h200", LATENT[0], HOPPER_4BIT_PROMPTS),
         ("openai/gpt-oss-120b", "h100", 1.0, HOPPER_4BIT_PROMPTS),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "h200", 1.0, HOPPER_4BIT_PROMPTS),
         ("openai/gpt-oss-120b", "b200", 1.0, 1.0),
         ("Qwen/Qwen3-32B-FP8", "h200", 1.0, 1.0),
     ],
