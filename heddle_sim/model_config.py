@@ -35,6 +35,8 @@ EXPERTS: Final = (
     "Glm4MoeForCausalLM",
     "Qwen3NextForCausalLM",
 )
+ONE_WIDTH: Final = ("MixtralForCausalLM", "GptOssForCausalLM", "MiniMaxM2ForCausalLM")
+"""Their `intermediate_size` is that of experts; of others, of dense layers."""
 LATENT: Final = (
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -130,9 +132,9 @@ def model_shape(
             f"{place}: num_hidden_layers must be at most {MOST_LAYERS:,}, not {layers:,}"
         )
     hidden, heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
-    latent = architecture in LATENT or "kv_lora_rank" in text
-    experts = _experts(fields)
-    if experts is None and architecture in (*EXPERTS, *LATENT):
+    latent = architecture in LATENT or not {"kv_lora_rank", "qk_nope_head_dim"}.isdisjoint(text)
+    experts = _experts(fields, architecture)
+    if experts is None and (architecture in (*EXPERTS, *LATENT) or "moe_intermediate_size" in text):
         fields.positive("num_experts", "n_routed_experts", "num_local_experts")
     dense_layers = layers if experts is None else _dense_layers(fields, layers)
     window, sliding = _sliding(fields, layers)
@@ -195,11 +197,12 @@ def _architecture(values: Mapping[str, Any], place: str) -> str:
     )
 
 
-def _experts(fields: Fields) -> ExpertLayers | None:
+def _experts(fields: Fields, architecture: str) -> ExpertLayers | None:
     count = fields.count("num_experts", "n_routed_experts", "num_local_experts", default=0)
     if count < 2:
         return None
-    wide = fields.positive("moe_intermediate_size", "intermediate_size")
+    own = ("intermediate_size",) if architecture in ONE_WIDTH else ()
+    wide = fields.positive("moe_intermediate_size", *own)
     per_token = fields.positive("num_experts_per_tok", "num_experts_per_token")
     if per_token > count:
         raise ModelConfigError(
@@ -225,12 +228,16 @@ def _dense_layers(fields: Fields, layers: int) -> int:
 
 
 def _linear(fields: Fields, layers: int) -> LinearAttention | None:
-    if "linear_num_value_heads" not in fields.values:
+    if not any(name.startswith("linear_num_") for name in fields.values):
         return None
     kinds = fields.values.get("layer_types")
     full = layers // fields.positive("full_attention_interval", default=4)
+    if isinstance(kinds, list):
+        full = layers - kinds[:layers].count("linear_attention")
+    if not full:
+        raise fields.wrong(f"none of the {layers} layers has full attention; {MEASURE}")
     return LinearAttention(
-        layers=kinds.count("linear_attention") if isinstance(kinds, list) else layers - full,
+        layers=layers - full,
         key_heads=fields.positive("linear_num_key_heads"),
         value_heads=fields.positive("linear_num_value_heads"),
         key_dim=fields.positive("linear_key_head_dim"),

@@ -34,11 +34,11 @@ def profile_by_name(model: str, gpu: str = "") -> Profile:
         return load_profile(model)
     gpu = "-".join(gpu.lower().split())
     try:
-        return _as_repository(load_profile(model, gpu), model)
+        return _with_differences(_as_repository(load_profile(model, gpu), model), model)
     except ProfileError as error:
         known = known_model(model) is not None
         if known and gpu in (*GPU_CLASSES, *REFUSED_CLASSES):
-            return _roofline(model, gpu)
+            return _with_differences(_roofline(model, gpu), model)
         if why := _unknown_class(gpu) if known else _unknown_shape(model, gpu):
             raise ProfileError(f"{model}: {why}") from None
         near = [] if known else nearest_ids(model)
@@ -78,15 +78,32 @@ def _as_repository(profile: Profile, model: str) -> Profile:
             "KV is taken in fp8, as NVIDIA's repositories have it: set cluster.kv_dtype = bf16 "
             "where config.json has no kv_cache_scheme"
         )
-    scales = re.search(r"fp8[-_](static|per-?tensor|dynamic)", model.lower())
+    scales = re.search(r"(^nvidia/.*)fp8$|fp8[-_](static|per-?tensor|dynamic)", model.lower())
     if scales is not None:
         in_blocks = "weight_block_size" in str(listed_config(profile.model))
         has = "blocks of 128" if in_blocks else "a tensor"
-        theirs = "channels and tokens" if scales[1] == "dynamic" else "a tensor"
+        theirs = "channels and tokens" if scales[2] == "dynamic" else "a tensor"
         if has != theirs:
             source = source.noted(
                 f"kernel times are of FP8 with scales of {has}, and not of {theirs}"
             )
+    return replace(profile, source=source)
+
+
+def _with_differences(profile: Profile, model: str) -> Profile:
+    """Say what a quantised repository has beside its weights that these times do not."""
+    source, gpu = profile.source, GPU_CLASSES.get(profile.gpu)
+    if re.search("fp4-?a16", model, re.I) and gpu is not None and gpu.fp4:
+        source = source.noted(
+            "activations of the repository have 16 bits: prompts take longer than these, which are "
+            "multiplied in FP4 or FP8"
+        )
+    unscaled = kv_dtype_of(profile) == "bf16" and "KV in" not in source.note
+    if model.lower().startswith("nvidia/") and source.precision != "bfloat16" and unscaled:
+        source = source.noted(
+            "KV is taken in bf16: set cluster.kv_dtype = fp8 where hf_quant_config.json has "
+            "kv_cache_quant_algo, as NVIDIA's repositories mostly do"
+        )
     return replace(profile, source=source)
 
 

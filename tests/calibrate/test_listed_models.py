@@ -112,6 +112,28 @@ def test_fp8_with_a_scale_for_each_channel_is_cut_anywhere() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        ("RedHatAI/Llama-3.3-70B-Instruct-NVFP4A16", "b200", "activations of the repository have"),
+        ("nvidia/DeepSeek-R1-0528-FP4", "b200", "KV is taken in bf16: set cluster.kv_dtype = fp8"),
+        ("nvidia/Qwen3-32B-FP8", "h100", "KV is taken in bf16: set cluster.kv_dtype = fp8"),
+        ("nvidia/Qwen3-32B-FP8", "h100", "scales of blocks of 128, and not of a tensor"),
+    ],
+)
+def test_what_a_quantised_repository_has_beside_its_weights_is_said(
+    model: str, gpu: str, said: str
+) -> None:
+    assert said in profile_by_name(model, gpu).source.note
+
+
+def test_repositories_that_a_profile_has_as_they_are_have_no_such_note() -> None:
+    for model in ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "RedHatAI/Llama-3.3-70B-Instruct-NVFP4"):
+        note = profile_by_name(model, "b200").source.note
+        assert "activations" not in note
+        assert "is taken" not in note
+
+
+@pytest.mark.parametrize(
     ("model", "int4"),
     [
         ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "ibnzterrell/Llama-3.3-70B-Instruct-AWQ"),
