@@ -7,7 +7,7 @@ machine. Times are seconds, sizes tokens.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -20,10 +20,13 @@ class SweepError(ValueError):
     """A sweep that cannot be read or used; the message names file, field and remedy."""
 
 
+MOST: Final = 10**9
+"""Longer times, and contexts, are mistakes."""
 Count: TypeAlias = Annotated[int, Bounds(0)]
 AtLeastOne: TypeAlias = Annotated[int, Bounds(1)]
-Measured: TypeAlias = Annotated[float, Bounds(0)]
-Positive: TypeAlias = Annotated[float, Bounds(above=0)]
+Tokens: TypeAlias = Annotated[int, Bounds(0, MOST)]
+Measured: TypeAlias = Annotated[float, Bounds(0, MOST)]
+Positive: TypeAlias = Annotated[float, Bounds(above=0, most=MOST)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class DecodeTrial(Trial):
     held_out: bool
     """Whether its cell is off the grid, for checking only, never to fit the ground truth."""
     batch: Count
-    context: Count
+    context: Tokens
     """Of each at its start."""
     step_s: Positive
     """Seconds per iteration."""
@@ -64,7 +67,7 @@ class PrefillTrial(Trial):
     """What they hold together."""
     together: AtLeastOne
     """Prompts at once."""
-    prompt: Count
+    prompt: Tokens
     cached: Count
     """As the engine reported it."""
     prefill_s: Positive
@@ -78,7 +81,7 @@ class PrefillTrial(Trial):
 class AbortTrial(Trial):
     """A step that was aborted and started again with the tokens that it had."""
 
-    prompt: Count
+    prompt: Tokens
     """Of the second dispatch."""
     cached: Count
     abort_s: Measured
@@ -94,7 +97,7 @@ class MoveTrial(Trial):
     target_tp: Count
     batch: Count
     """Sequences that decode on each of the two meanwhile."""
-    context: Count
+    context: Tokens
     way: str
     """"kv", "prefill" or "none"."""
     kv_tokens: Count
@@ -130,7 +133,7 @@ class ColocationTrial(Trial):
     """The same decoding batch, alone and while another engine on the same machine decodes."""
 
     batch: Count
-    context: Count
+    context: Tokens
     alone_s: Positive
     """Seconds per iteration."""
     beside_s: Positive
@@ -140,7 +143,7 @@ class ColocationTrial(Trial):
 class LoopStep:
     """One step of a client of a `LoopTrial`."""
 
-    prompt: Count
+    prompt: Tokens
     """The whole context."""
     output: Count
 

@@ -3,13 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
 if TYPE_CHECKING:
-    from heddle_calibrate.serving.errors import PartError, PredictedRun, ServingReport
+    from heddle_calibrate.serving.errors import PartError, PredictedRun, Profiles, ServingReport
 
 SCHEMA = "heddle.serving/1"
 
@@ -27,12 +28,29 @@ def check_rows(tables: Sequence[Path], files: Sequence[Path], *, as_json: bool) 
     given = [read_profile(path) for path in files]
     profiles = {(p.model, p.gpu): p for p in given} if files else shipped_profiles()
     report = predict_rows(tables, profiles)
+    if files:
+        report = _of_files(report, profiles)
     if not report.runs:
         raise PublishedRowsError(no_runs(report))
     if as_json:
         click.echo(json.dumps(plain_report(report)))
     else:
         show_report(report)
+
+
+def _of_files(report: "ServingReport", profiles: "Profiles") -> "ServingReport":
+    """Leave out the runs whose model and class none of the given profiles has."""
+    from heddle_calibrate.serving.published_rows import LeftOut
+
+    given = ", ".join(f"{model} on {gpu}" for model, gpu in profiles)
+    runs, out = [], list(report.left_out)
+    for run in report.runs:
+        if (run.model, run.row.gpu) in profiles:
+            runs.append(run)
+        else:
+            why = f"no --model FILE is of {run.model} on {run.row.gpu}, but of {given}"
+            out.append(LeftOut(run.row.line, why))
+    return replace(report, runs=runs, left_out=out)
 
 
 def no_runs(report: "ServingReport") -> str:
@@ -113,8 +131,6 @@ def _run(run: "PredictedRun") -> list[str]:
 
 def plain_report(report: "ServingReport") -> dict[str, Any]:
     """Return a report as --json prints it."""
-    from dataclasses import asdict
-
     from heddle_calibrate.serving.errors import median_of_groups
 
     engines: dict[str, Any] = {}

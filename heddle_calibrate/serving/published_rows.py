@@ -75,7 +75,8 @@ def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
     number of cells.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        # Excel's "CSV UTF-8" begins with a mark of byte order.
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise PublishedRowsError(f"cannot read {path}: no such file") from None
     except UnicodeDecodeError as e:
@@ -85,7 +86,16 @@ def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
     except OSError as e:
         raise PublishedRowsError(f"cannot read {path}: {e.strerror}; name a CSV file") from None
     reader = csv.reader(text.splitlines())
-    header = next(reader, [])
+    try:
+        yield from _lines(path, reader, columns)
+    except csv.Error as e:
+        raise PublishedRowsError(f"{path.name}:{reader.line_num}: no line of CSV: {e}") from None
+
+
+def _lines(path: Path, reader: "csv.Reader", columns: tuple[str, ...]) -> Iterator[Line]:
+    header = [name.strip() for name in next(reader, [])]
+    if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
+        raise PublishedRowsError(f"{path.name}:1: column {', '.join(twice)} is there twice")
     missing = [name for name in columns if name not in header]
     if missing:
         raise PublishedRowsError(

@@ -34,17 +34,19 @@ COLUMNS = (
 (a date) and `ASSUMED`."""
 ENGINES = ("vllm", "sglang")
 SUFFIX = {
-    "bf16": "",
-    "bfloat16": "",
+    "bf16": "-bf16",
+    "bfloat16": "-bf16",
     "unlabelled": "",
     "fp8": "-fp8",
     "fp4": "-nvfp4",
     "nvfp4": "-nvfp4",
-    "mxfp4": "",
-    "int4": "",
+    "mxfp4": "-mxfp4",
+    "int4": "-int4",
 }
-"""Precision of a row -> end of a profile's name. Rows without a label are taken as bfloat16."""
+"""Precision of a row -> end of a profile's name. Rows without a label have that of their model's
+weights as published."""
 NO_LIMITS = limits({}, clients=1, input_tokens=1)
+MOST_CLIENTS, MOST_REQUESTS = 8192, 1_000_000
 SLOWER = 1.15
 """A run this much slower than the same run with as many clients or more had another disturbance."""
 
@@ -102,6 +104,9 @@ def _row(line: Line) -> ServingRow | str:
     if precision not in SUFFIX:
         return f"precision {precision!r}: known are {', '.join(SUFFIX)}"
     tp, rank_tp, ranks, spread = _layout(line)
+    clients = _whole(line, "concurrency")
+    if clients > MOST_CLIENTS:
+        return f"{clients:,} clients: replayed are {MOST_CLIENTS:,} at most"
     row = ServingRow(
         line=line.number,
         engine=engine,
@@ -115,12 +120,14 @@ def _row(line: Line) -> ServingRow | str:
         expert_parallel=spread > 1,
         input_tokens=_whole(line, "input_tokens"),
         output_tokens=_whole(line, "output_tokens"),
-        concurrency=_whole(line, "concurrency"),
+        concurrency=clients,
         ttft_s=_number(line, "TTFT_ms") / 1e3,
         tpot_s=_number(line, "TPOT_ms") / 1e3,
         limits=NO_LIMITS,
     )
     found = with_recipe(row, line)
+    if found.limits.requests > MOST_REQUESTS:
+        return f"{found.limits.requests:,} requests: replayed are {MOST_REQUESTS:,} at most"
     if found.limits.speculation:
         return f"speculative decoding ({found.limits.speculation}): its acceptance is not published"
     return found
@@ -233,7 +240,8 @@ def profile_name(row: ServingRow) -> str:
     """Name that a profile of the row's model and precision has."""
     own = known_model(row.model)
     if own is None or (row.precision == "fp4" and own.precision == "mxfp4"):
-        return row.model + (SUFFIX[row.precision] if own is None else "")
+        told = own is None and row.precision in ("fp8", "fp4", "nvfp4")
+        return row.model + (SUFFIX[row.precision] if told else "")
     found = known_model(row.model + SUFFIX[row.precision])
     return found.profile if found is not None else row.model
 

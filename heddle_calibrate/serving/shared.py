@@ -30,7 +30,9 @@ def shared_rows(sweep: Sweep) -> bytes:
 
 
 def _row(sweep: Sweep, trial: ServedTrial) -> dict[str, object]:
-    known = known_model(sweep.model)
+    known, precision = known_model(sweep.model), sweep.precision
+    if known is not None and known.precision != "bf16":
+        precision = known.precision  # a sweep has the precision that its engine computes in
     gpus: list[str] = sweep.hardware.get("gpus") or [""]
     gpu, _, more = gpus[0].partition(", ")
     driver = more.partition(", ")[0]
@@ -39,7 +41,7 @@ def _row(sweep: Sweep, trial: ServedTrial) -> dict[str, object]:
         "backend_version": sweep.versions.get(sweep.engine, ""),
         "model": UNNAMED if known is None else known.profile,
         "gpu": sweep.gpu,
-        "precision": sweep.precision,
+        "precision": precision,
         "tp": trial.tp,
         "input_tokens": trial.input_tokens,
         "output_tokens": trial.output_tokens,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.serving.samples import ServingSample
+from heddle_sim.profile_files import PROFILE_FOLDER
 from tests.app.journals import Heddle
 from tests.tools.profiles.test_serving_fit import made
 
@@ -56,6 +57,21 @@ def test_the_command_prints_json(heddle: Heddle, known: list[ServingSample]) -> 
     assert -0.6 < error < 0.6
 
 
+def test_a_table_as_spreadsheets_write_it_is_read(heddle: Heddle) -> None:
+    row = b"\r\nvllm,Qwen/Qwen3-32B,h100,bf16,2,1024,128,4,100,15\r\n"
+    Path("rows.csv").write_bytes(b"\xef\xbb\xbf" + HEAD.replace(b",", b", ") + row)
+    assert "qwen3-32b h100 TP 2" in heddle("profile", "check", "rows.csv").stdout
+
+
+def test_runs_of_which_no_given_file_is_are_left_out(heddle: Heddle) -> None:
+    rows = [b"vllm,Qwen/Qwen3-%s,h100,bf16,2,1024,128,4,100,15" % size for size in (b"32B", b"8B")]
+    Path("rows.csv").write_bytes(b"\n".join([HEAD, *rows]))
+    Path("mine.json").write_bytes((PROFILE_FOLDER / "qwen3-8b.h100.json").read_bytes())
+    said = heddle("profile", "check", "rows.csv", "--model", "mine.json").stdout
+    assert "qwen3-32b h100 TP 2" not in said
+    assert "no --model FILE is of qwen3-32b on h100, but of qwen3-8b on h100" in said
+
+
 def test_tables_that_no_profile_covers_are_refused(
     heddle: Heddle, known: list[ServingSample]
 ) -> None:
@@ -78,6 +94,10 @@ def test_a_missing_table_is_named(heddle: Heddle) -> None:
         (b"\xff\xfe", "cannot read rows.csv: not UTF-8 text (byte 0); save the table as CSV"),
         (HEAD + b"\n", "the tables have no rows below their first line; add some"),
         (HEAD + b"\nvllm,x\n", "rows.csv:2: 2 cells under 10 columns: write one for each"),
+        (HEAD + b",tp\nvllm,x,h100,bf16,1,9,9,4,3,3,2\n", "rows.csv:1: column tp is there twice"),
+        (HEAD + b"\n" + b"x" * 200_000, "rows.csv:2: no line of CSV: field larger than field"),
+        (HEAD + b"\nvllm,x,h100,bf16,1,9,9,1e9,3,3\n", "1,000,000,000 clients: replayed are 8,192"),
+        (HEAD + b",requests\nvllm,x,h100,bf16,1,9,9,4,3,3,9999999\n", "9,999,999 requests: repl"),
         (HEAD + b"\nvllm,x,h100,bf16,1,9,9,4,a,3\n", "TTFT_ms is 'a', not a positive number; mend"),
         (HEAD + b"\nvllm,x,h100,bf16,1,9,9,4,3,3\n", "no profile of x on h100 (1); take rows of"),
     ],

@@ -372,13 +372,19 @@ def test_a_sweep_that_is_none_names_the_field(
 @pytest.mark.parametrize(
     ("kind", "changes", "said"),
     [
-        ("decode", {"step_s": 0.0}, r"decode\[2\].step_s must be more than 0 seconds, not 0.0"),
+        (
+            "decode",
+            {"step_s": 0.0},
+            r"decode\[2\].step_s must be more than 0 and .* seconds, not 0",
+        ),
         ("decode", {"step_s": -1.0}, r"decode\[2\].step_s"),
+        ("decode", {"step_s": 1e308}, r"decode\[2\].step_s .* at most 1,000,000,000 seconds"),
+        ("prefill", {"prompt": 10**12}, r"prefill\[2\].prompt must be from 0 to 1,000,000,000"),
         ("decode", {"tp": 3}, r"decode\[2\].tp is 3, which kv_capacity_tokens does not name"),
         ("prefill", {"cached": 10**9}, r"prefill\[2\].cached .* not below prompt"),
         ("prefill", {"together": 0}, r"prefill\[2\].together"),
         ("loops", {"clients": [[]]}, r"loops\[2\].clients has one without steps"),
-        ("moves", {"place_s": -0.1}, r"moves\[2\].place_s must be 0 or more seconds, not -0.1"),
+        ("moves", {"place_s": -0.1}, r"moves\[2\].place_s must be from 0 to .* seconds, not -0.1"),
     ],
 )
 def test_times_that_cannot_be_are_named(

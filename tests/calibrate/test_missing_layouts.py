@@ -57,9 +57,7 @@ def test_a_layout_that_is_impossible_has_its_reason() -> None:
     cluster = ClusterConfig(
         model="qwen3-30b-a3b-fp8", gpu="h100", expert_parallel="off", attention_dp=2, tp=2, gpus=8
     )
-    with pytest.raises(
-        ProfileError, match=r"TP 2dp2: 768 columns of an expert over 4 GPUs"
-    ):
+    with pytest.raises(ProfileError, match=r"TP 2dp2: 768 columns of an expert over 4 GPUs"):
         layout_profile(cluster).at(2)
 
 

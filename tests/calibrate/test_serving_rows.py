@@ -9,7 +9,12 @@ import pytest
 from heddle_calibrate.fit.kernel_profile import NO_HOST
 from heddle_calibrate.serving.limits import limits, recipe_of, recipes, with_limits
 from heddle_calibrate.serving.published_rows import PublishedRowsError
-from heddle_calibrate.serving.rows import ServingRow, profile_of, read_serving_rows
+from heddle_calibrate.serving.rows import (
+    ServingRow,
+    profile_name,
+    profile_of,
+    read_serving_rows,
+)
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile, expand, load_profile
 
@@ -164,6 +169,27 @@ def test_a_known_shape_without_a_profile_has_the_rooflines(tmp_path: Path) -> No
     found = profile_of(row, PROFILES)
     assert isinstance(found, Profile)
     assert (found.model, found.source.package) == ("deepseek-v3-nvfp4", "heddle roofline")
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "name"),
+    [
+        ("Qwen/Qwen3-32B", "int4", "qwen3-32b-int4"),
+        ("Qwen/Qwen3-32B-AWQ", "int4", "qwen3-32b-int4"),
+        ("Qwen/Qwen3-32B", "mxfp4", "qwen3-32b-mxfp4"),
+        ("openai/gpt-oss-120b", "bf16", "gpt-oss-120b-bf16"),
+        ("openai/gpt-oss-120b", "mxfp4", "gpt-oss-120b"),
+        ("openai/gpt-oss-120b", "unlabelled", "gpt-oss-120b"),
+        ("moonshotai/Kimi-K2.5", "int4", "kimi-k2.5"),
+        ("deepseek-ai/DeepSeek-R1", "bf16", "deepseek-v3-bf16"),
+        ("own/weights", "int4", "weights"),
+    ],
+)
+def test_a_row_has_the_profile_of_its_own_precision(
+    tmp_path: Path, model: str, precision: str, name: str
+) -> None:
+    (row,), _ = read(tmp_path, {"model": model, "precision": precision})
+    assert profile_name(row) == name
 
 
 @pytest.mark.parametrize(

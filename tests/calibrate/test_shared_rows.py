@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from heddle_calibrate.serving.errors import predict_rows
-from heddle_calibrate.serving.rows import read_serving_rows
+from heddle_calibrate.serving.rows import profile_name, read_serving_rows
 from heddle_calibrate.serving.shared import COLUMNS_SHARED, before_and_after, shared_rows
 from heddle_calibrate.sweeps import Sweep, encode_sweep, read_sweep
 from heddle_sim.profile_files import load_profile
@@ -54,6 +54,13 @@ def test_a_row_has_its_columns_and_nothing_private(measured: Sweep, tmp_path: Pa
         said = shared_rows(replace(measured, model=model)).decode()
         assert not [name for name in PRIVATE if name in said]
     assert b",unnamed," in shared_rows(replace(measured, model="alice/my-experiment"))
+
+
+def test_rows_of_quantised_weights_have_their_precision(measured: Sweep, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(shared_rows(replace(measured, model="Qwen3-32B-FP8")))
+    read, _ = read_serving_rows([path])
+    assert {(row.precision, profile_name(row)) for row in read} == {("fp8", "qwen3-32b-fp8")}
 
 
 def test_the_profile_that_engines_obey_predicts_their_rows(measured: Sweep, tmp_path: Path) -> None:
