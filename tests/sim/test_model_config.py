@@ -45,7 +45,7 @@ def test_a_field_that_decides_the_kind_of_layers_is_not_left_out(name: str, fiel
     ],
 )
 def test_linear_attention_alone_is_refused(changes: Mapping[str, Any]) -> None:
-    with pytest.raises(ModelConfigError, match="none of the .* layers has full attention"):
+    with pytest.raises(ModelConfigError, match=r"none of the .* layers has full attention"):
         with_text("Qwen/Qwen3.5-397B-A17B", changes)
 
 
