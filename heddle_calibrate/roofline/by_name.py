@@ -132,8 +132,11 @@ def _roofline(model: str, gpu: str) -> Profile:
     classes = [each for name, each in known_profiles() if name == known.profile]
     shipped = f", but on {', '.join(classes)}" if classes else ""
     none = f"no shipped profile of {known.shape} in {known.precision} on {gpu}{shipped}"
+    scaled = bool(_SCALED_KV.match(model)) and not WITHOUT_SCALES.match(model)
+    kv = {kv_dtype_of(load_profile(known.profile, each)) for each in classes if scaled}
+    request = ConfigRequest(model=model, gpu=gpu, source="roofline", fp8_kv="fp8" in kv)
     try:
-        made = profile_from_config(ConfigRequest(model=model, gpu=gpu, source="roofline"))
+        made = profile_from_config(request)
     except (ModelConfigError, RooflineError) as error:
         raise ProfileError(f"{model}: {none}, and no roofline: {error}") from None
     note = "; ".join([f"{none}: made of its shape by the roofline", *made.shape.notes])

@@ -134,6 +134,24 @@ def test_repositories_that_a_profile_has_as_they_are_have_no_such_note() -> None
 
 
 @pytest.mark.parametrize(
+    ("model", "shipped", "other", "kv"),
+    [
+        ("llama-3.1-70b-fp8", "gb200", "gb300", "fp8"),
+        ("llama-3.1-8b-fp8", "h200", "h20", "fp8"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "b200", "h200", "fp8"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-NVFP4", "b200", "h200", "bf16"),
+        ("qwen3-32b-fp8", "h100", "l40s", "bf16"),
+    ],
+)
+def test_kv_by_the_roofline_has_the_precision_of_shipped_profiles(
+    model: str, shipped: str, other: str, kv: str
+) -> None:
+    profiles = [profile_by_name(model, gpu) for gpu in (shipped, other)]
+    assert [kv_dtype_of(profile) for profile in profiles] == [kv, kv]
+    assert profiles[0].kv_bytes_per_token == profiles[1].kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
     ("model", "int4"),
     [
         ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "ibnzterrell/Llama-3.3-70B-Instruct-AWQ"),
