@@ -9,8 +9,9 @@ KINDS: Final = {"heddle roofline": "roofline", MEASURED: "measured steps"}
 """What times are, by the package that they come from; of any other, kernel tables."""
 
 
-def profile_lines(profile: Profile, tp: int) -> list[str]:
-    """Return source and error of decode steps; then how times were derived, and measured runs.
+def profile_lines(profile: Profile, tp: int, max_running: int = 0) -> list[str]:
+    """Return source and error of decode steps; then how times were derived, batches of fewer than
+    `max_running` that its tables end at, and measured runs.
 
     Without measured runs of the model on the GPU class there is no line about them.
     """
@@ -27,6 +28,9 @@ def profile_lines(profile: Profile, tp: int) -> list[str]:
         lines.append(source.note)
     if measured := measured_runs(profile):
         lines.append(measured)
+    largest = profile.attention_dp * max(profile.at(tp).decode.batch)
+    if max_running > largest:
+        lines.append(f"batches over {largest} are extrapolated: its tables have none")
     return lines
 
 

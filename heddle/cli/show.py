@@ -295,7 +295,8 @@ def _head(
     )
     for each in profiles.classes:
         of_class = f"{each.profile.gpu}: " if cluster.pool else ""
-        source, *remarks = profile_lines(each.profile, each.cluster.tp)
+        own = each.cluster
+        source, *remarks = profile_lines(each.profile, own.tp, own.max_running)
         fact("profile", f"{of_class}{source}")
         for remark in remarks:
             fact("", remark)

@@ -9,7 +9,7 @@ import pytest
 
 from heddle_calibrate.roofline.efficiency import shipped_efficiencies
 from heddle_sim.known_models import known_config
-from heddle_sim.profile_files import load_profile, read_profile
+from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from tests.app.journals import ONE_RUN, Heddle
 
 
@@ -146,6 +146,12 @@ def test_an_unknown_model_is_answered_with_the_command_that_makes_it(
 ) -> None:
     said = refused("profile", "show", "Some/Model", "h100")
     assert "heddle profile from-config Some/Model --gpu h100 -o FILE.json" in said
+
+
+def test_a_profile_file_is_not_shown_as_one_of_another_class(refused: Callable[..., str]) -> None:
+    Path("mine.json").write_bytes((PROFILE_FOLDER / "qwen3-8b.h100.json").read_bytes())
+    said = refused("profile", "show", "mine.json", "h200")
+    assert "mine.json is a profile of h100, not of h200" in said
 
 
 @pytest.mark.parametrize(

@@ -108,3 +108,12 @@ def test_the_version_of_our_own_run_has_the_host_time_that_it_showed() -> None:
     assert steps["0.12.0"] > 20
     assert abs(steps[found["vllm"]]) < 5
     assert profile.of_version("0.12.0").host.per_step_s == profile.host.per_step_s
+
+
+def test_batches_that_tables_lack_are_named() -> None:
+    profile = load_profile("qwen3-30b-a3b", "h200")
+    said = "batches over 256 are extrapolated: its tables have none"
+    assert profile_lines(profile, 1, 257)[-1] == said
+    assert said not in profile_lines(profile, 1, 256)
+    ranks = profile.laid_out("on", attention_dp=2)
+    assert not [line for line in profile_lines(ranks, 1, 512) if "extrapolated" in line]
