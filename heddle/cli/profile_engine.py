@@ -23,6 +23,8 @@ OUT = click.option(
     "-o", "--out", type=click.Path(path_type=Path), required=True, help="File to write"
 )
 FORCE = click.option("--force", is_flag=True, help="Replace the file if it exists")
+OF_RUNS = ("max_makespan_error", "max_p99_error", "min_finish_order", "same_ranking")
+"""Bounds that `check` of rows does not have."""
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table")
 
 
@@ -208,14 +210,19 @@ def check(
     profile.min_finish_order and profile.same_ranking.
 
     Of ROWS.csv, published serving runs (closed loops of clients), it prints the errors of TPOT and
-    TTFT by model and GPU class, TP degree and concurrency.
+    TTFT by model and GPU class, TP degree and concurrency. profile.max_tpot_error is then of the
+    median over groups.
     """
     tables = [path for path in paths if path.suffix == ".csv"]
     bounds = take_settings(settings).profile
     if tables:
         if len(tables) < len(paths):
             raise click.UsageError("check runs or tables of rows (*.csv), not both at once")
-        check_rows(tables, files, as_json=as_json)
+        if others := [name for name in OF_RUNS if getattr(bounds, name) not in (None, False)]:
+            raise click.UsageError(
+                f"profile.{others[0]} is of runs; of rows, profile.max_tpot_error"
+            )
+        check_rows(tables, files, most_pct=bounds.max_tpot_error, as_json=as_json)
         return
     if len(files) > 1:
         raise click.UsageError("runs are checked against one profile: give --model once")

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rich_click as click
+from click.exceptions import Exit
+
+from heddle.cli.errors import FAILED
 
 if TYPE_CHECKING:
     from heddle_calibrate.serving.errors import PartError, PredictedRun, Profiles, ServingReport
@@ -15,13 +18,18 @@ if TYPE_CHECKING:
 SCHEMA = "heddle.serving/1"
 
 
-def check_rows(tables: Sequence[Path], files: Sequence[Path], *, as_json: bool) -> None:
+def check_rows(
+    tables: Sequence[Path], files: Sequence[Path], *, most_pct: float | None, as_json: bool
+) -> None:
     """Predict published serving runs from profiles (files, or all that are shipped), and print it.
+
+    The exit status is 1 where TPOT is off by more than `most_pct` percent, in the median over the
+    groups of an engine.
 
     Raises:
         PublishedRowsError: no row can be predicted.
     """
-    from heddle_calibrate.serving.errors import predict_rows, shipped_profiles
+    from heddle_calibrate.serving.errors import median_of_groups, predict_rows, shipped_profiles
     from heddle_calibrate.serving.published_rows import PublishedRowsError
     from heddle_sim.profile_files import read_profile
 
@@ -32,10 +40,19 @@ def check_rows(tables: Sequence[Path], files: Sequence[Path], *, as_json: bool) 
         report = _of_files(report, profiles)
     if not report.runs:
         raise PublishedRowsError(no_runs(report))
+    failed = [
+        f"{engine}: TPOT {off:.1f} % off over groups, allowed {most_pct:g} %"
+        for engine in report.engines
+        if most_pct is not None and (off := median_of_groups(report, engine)) > most_pct
+    ]
     if as_json:
-        click.echo(json.dumps(plain_report(report)))
+        click.echo(json.dumps({**plain_report(report), "failed": failed}))
     else:
         show_report(report)
+    for line in failed:
+        click.echo(f"failed: {line}", err=True)
+    if failed:
+        raise Exit(FAILED)
 
 
 def _of_files(report: "ServingReport", profiles: "Profiles") -> "ServingReport":

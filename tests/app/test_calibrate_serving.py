@@ -72,6 +72,24 @@ def test_runs_of_which_no_given_file_is_are_left_out(heddle: Heddle) -> None:
     assert "no --model FILE is of qwen3-32b on h100, but of qwen3-8b on h100" in said
 
 
+@pytest.mark.parametrize(
+    ("bound", "status", "said"),
+    [
+        ("profile.max_tpot_error=7", 0, ""),
+        ("profile.max_tpot_error=5", 1, "failed: vllm: TPOT 5.8 % off over groups, allowed 5 %\n"),
+        ("profile.max_p99_error=5", 2, "profile.max_p99_error is of runs; of rows, "),
+    ],
+)
+def test_a_bound_that_is_given_decides_the_exit_status(
+    heddle: Heddle, bound: str, status: int, said: str
+) -> None:
+    Path("rows.csv").write_bytes(HEAD + b"\nvllm,Qwen/Qwen3-32B,h100,bf16,2,1024,128,4,100,15\n")
+    for more in ((), ("--json",)):
+        result = heddle("profile", "check", "rows.csv", "--set", bound, *more)
+        assert result.exit_code == status
+        assert said in result.stderr
+
+
 def test_tables_that_no_profile_covers_are_refused(
     heddle: Heddle, known: list[ServingSample]
 ) -> None:
