@@ -338,8 +338,8 @@ def _int4_group(quantised: Mapping[str, Any]) -> int:
 
 def _fp8_block(quantised: Mapping[str, Any]) -> int:
     sizes = quantised.get("weight_block_size")
-    known = isinstance(sizes, list) and sizes and isinstance(sizes[0], int)
-    return max(0, sizes[0]) if known else 0
+    size = sizes[0] if isinstance(sizes, list) and sizes else 0
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _kv_element_bytes(quantised: Mapping[str, Any]) -> int:

@@ -75,10 +75,10 @@ def show_profile(profile: Profile) -> None:
         f"KV in {kv_dtype_of(profile) or 'an unstated precision'}: "
         f"{profile.kv_bytes_per_token:,} bytes a token"
     )
-    known, off = measured_runs(profile), decode_error(profile, profile.tps[0])
-    if known:
+    runs, off = measured_runs(profile), decode_error(profile, profile.tps[0])
+    if runs:
         times = KINDS.get(profile.source.package, "kernel tables")
-        click.echo(f"error class: measured, {known}; {times}{off}")
+        click.echo(f"error class: measured, {runs}; {times}{off}")
     else:
         click.echo(f"error class: {error_class(profile)}{off}")
         click.echo("no measured runs of this model on this GPU class")

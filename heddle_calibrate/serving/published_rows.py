@@ -87,13 +87,10 @@ def read_lines(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
         raise PublishedRowsError(f"cannot read {path}: {e.strerror}; name a CSV file") from None
     reader = csv.reader(text.splitlines())
     try:
-        yield from _lines(path, reader, columns)
+        lines = [(reader.line_num, cells) for cells in reader]
     except csv.Error as e:
         raise PublishedRowsError(f"{path.name}:{reader.line_num}: no line of CSV: {e}") from None
-
-
-def _lines(path: Path, reader: "csv.Reader", columns: tuple[str, ...]) -> Iterator[Line]:
-    header = [name.strip() for name in next(reader, [])]
+    header = [name.strip() for name in lines[0][1]] if lines else []
     if twice := [name for name in dict.fromkeys(header) if name and header.count(name) > 1]:
         raise PublishedRowsError(f"{path.name}:1: column {', '.join(twice)} is there twice")
     missing = [name for name in columns if name not in header]
@@ -102,13 +99,13 @@ def _lines(path: Path, reader: "csv.Reader", columns: tuple[str, ...]) -> Iterat
             f"{path.name}:1: no column {', '.join(missing)}; the first line names the columns, "
             f"with commas between: {', '.join(columns)}"
         )
-    for cells in reader:
+    for number, cells in lines[1:]:
         if not cells:
             continue
         if len(cells) != len(header):
             raise PublishedRowsError(
-                f"{path.name}:{reader.line_num}: {len(cells)} cells under {len(header)} columns: "
+                f"{path.name}:{number}: {len(cells)} cells under {len(header)} columns: "
                 "write one for each, and quotes around a cell with a comma"
             )
         stripped = [cell.strip() for cell in cells]
-        yield Line(path, reader.line_num, dict(zip(header, stripped, strict=True)))
+        yield Line(path, number, dict(zip(header, stripped, strict=True)))
