@@ -137,8 +137,7 @@ def model_shape(
     if experts is None and (architecture in (*EXPERTS, *LATENT) or "moe_intermediate_size" in text):
         fields.positive("num_experts", "n_routed_experts", "num_local_experts")
     dense_layers = layers if experts is None else _dense_layers(fields, layers)
-    window, sliding = _sliding(fields, layers)
-    linear = _linear(fields, layers)
+    (window, sliding), linear = _sliding(fields, layers), _linear(fields, layers)
     attention = _latent(fields) if latent else None
     if linear is not None or (attention is not None and attention.index_heads):
         kind = "sparse" if linear is None else "linear"

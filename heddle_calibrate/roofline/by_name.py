@@ -7,7 +7,7 @@ from functools import cache
 
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES
 from heddle_calibrate.roofline.kv_precision import WITHOUT_SCALES, kv_dtype_of, with_kv_dtype
-from heddle_calibrate.roofline.operators import blocks_fault
+from heddle_calibrate.roofline.memory import blocks_fault
 from heddle_calibrate.roofline.pairs import shape_of
 from heddle_core.ids import EngineShape
 from heddle_sim.known_models import listed_config

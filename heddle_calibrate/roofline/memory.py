@@ -64,6 +64,29 @@ def _mxfp4_held(model: ModelShape, layout: EngineShape, version: str) -> float:
     return ceil(part / wide) * wide / part * ceil(model.hidden / 256) * 256 / model.hidden
 
 
+def blocks_fault(model: ModelShape, layout: EngineShape) -> str:
+    """Say which part of FP8 weights would be cut through blocks that share a scale, which vLLM
+    (issue 17569) and SGLang refuse; empty where none is."""
+    block, of, experts = model.fp8_block, model.precisions, model.experts
+    parts = []
+    if model.dense_layers and of.mlp == "fp8":
+        parts.append(("the MLP", model.intermediate, layout.tp, "take a smaller TP degree"))
+    if experts is not None and of.experts == "fp8":
+        cut, remedy = layout.gpus // layout.ep, "set cluster.expert_parallel = on"
+        parts.append(("an expert", experts.intermediate, cut, remedy))
+    if experts is not None and of.mlp == "fp8":
+        parts.append(
+            ("shared experts", experts.shared_intermediate, layout.tp, "take a smaller TP degree")
+        )
+    for name, wide, cut, remedy in parts:
+        if block and wide % (block * cut):
+            return (
+                f"{wide:,} columns of {name} over {cut} GPUs are {wide / cut:g}, no multiple of "
+                f"the {block} that share a scale in FP8: {remedy}"
+            )
+    return ""
+
+
 def weights_read_bytes(model: ModelShape) -> int:
     """Least bytes of weights that an iteration reads: without embedding and idle experts."""
     p, of = count_parameters(model), model.precisions

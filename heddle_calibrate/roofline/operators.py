@@ -149,29 +149,6 @@ def check_layout(model: ModelShape, layout: EngineShape) -> None:
         )
 
 
-def blocks_fault(model: ModelShape, layout: EngineShape) -> str:
-    """Say which part of FP8 weights would be cut through blocks that share a scale, which vLLM
-    (issue 17569) and SGLang refuse; empty where none is."""
-    block, of, experts = model.fp8_block, model.precisions, model.experts
-    parts = []
-    if model.dense_layers and of.mlp == "fp8":
-        parts.append(("the MLP", model.intermediate, layout.tp, "take a smaller TP degree"))
-    if experts is not None and of.experts == "fp8":
-        cut, remedy = layout.gpus // layout.ep, "set cluster.expert_parallel = on"
-        parts.append(("an expert", experts.intermediate, cut, remedy))
-    if experts is not None and of.mlp == "fp8":
-        parts.append(
-            ("shared experts", experts.shared_intermediate, layout.tp, "take a smaller TP degree")
-        )
-    for name, wide, cut, remedy in parts:
-        if block and wide % (block * cut):
-            return (
-                f"{wide:,} columns of {name} over {cut} GPUs are {wide / cut:g}, no multiple of "
-                f"the {block} that share a scale in FP8: {remedy}"
-            )
-    return ""
-
-
 def _divisors(n: int) -> str:
     return ", ".join(str(d) for d in range(1, min(n, 64) + 1) if n % d == 0)
 

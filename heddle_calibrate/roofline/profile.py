@@ -14,6 +14,7 @@ from heddle_calibrate.fit.package_tables import BATCHES, CONTEXTS, PROMPTS
 from heddle_calibrate.roofline.efficiency import seconds, shipped_efficiencies
 from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES, REFUSED_CLASSES, GpuClass
 from heddle_calibrate.roofline.memory import (
+    blocks_fault,
     kv_capacity_tokens,
     weight_bytes_per_gpu,
     weights_read_bytes,
@@ -22,7 +23,6 @@ from heddle_calibrate.roofline.operators import (
     Floats,
     Iterations,
     LayoutError,
-    blocks_fault,
     check_layout,
     decode_iterations,
     operators,

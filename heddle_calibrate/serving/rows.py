@@ -240,8 +240,8 @@ def profile_name(row: ServingRow) -> str:
     """Name that a profile of the row's model and precision has."""
     own = known_model(row.model)
     if own is None or (row.precision == "fp4" and own.precision == "mxfp4"):
-        told = own is None and row.precision in ("fp8", "fp4", "nvfp4")
-        return row.model + (SUFFIX[row.precision] if told else "")
+        narrow = own is None and row.precision in ("fp8", "fp4", "nvfp4")
+        return row.model + (SUFFIX[row.precision] if narrow else "")
     found = known_model(row.model + SUFFIX[row.precision])
     return found.profile if found is not None else row.model
 
