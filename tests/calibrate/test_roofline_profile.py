@@ -257,6 +257,7 @@ def test_models_with_experts_have_a_host_time_of_their_own() -> None:
     )
     assert dense.host.per_step_s > experts.host.per_step_s == EXPERTS_HOST.per_step_s
     assert "577 published runs" in experts.host.measured_on
+    assert "on 592, these among them" in experts.host.measured_on
     assert "577 published runs" not in dense.host.measured_on
 
 
