@@ -1,6 +1,7 @@
 """Clusters of several GPU classes, from the command line to the journal."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.harness.planned import plan
 from heddle import PoolConfig, load_run, simulate
+from heddle.cli.options import take_settings
 from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import read_tags
 from heddle.cluster.profiles import load_profiles
@@ -29,6 +31,7 @@ from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
 from tests.app.journals import ONE_RUN, Heddle
 from tests.app.reported import unpacked
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 TWO = (PoolConfig(gpu="h100", gpus=2), PoolConfig(gpu="l40s", gpus=4, tp=2))
 
 POOLS_OF_TWO = '[{gpu="h100",gpus=2},{gpu="l40s",gpus=2}]'
@@ -369,3 +372,9 @@ def test_tags_that_no_policy_reads_are_refused(
             2,
         )
         assert done.exit_code == 0, done.output
+
+
+def test_pools_are_set_as_the_page_says() -> None:
+    (said,) = re.findall(r"--set '(cluster\.pool=.*?)'", (DOCS / "cluster.md").read_text())
+    pool = take_settings((said,)).cluster.pool
+    assert [(each.gpu, each.gpus, each.tp) for each in pool] == [("h800", 96, None), ("h20", 32, 2)]
