@@ -8,7 +8,6 @@ fitted on other samples than the ground truth.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,6 +33,7 @@ from heddle_sim.profile_parts import (
     SizeOrNone,
     TpTable,
     Transfer,
+    nearest_release,
     release,
 )
 from heddle_sim.profile_parts import ProfileError as ProfileError
@@ -161,13 +161,13 @@ class Profile:
         if not times:
             note = f"no host time of {version} was measured: it is that of {self.host.measured_on}"
             return replace(self, source=self.source.noted(note))
-        near = min(
-            times, key=lambda r: [abs(a - b) for a, b in zip_longest(r, wanted, fillvalue=0)]
-        )
+        near = nearest_release(wanted, times)
         values = asdict(times[near])
         del values["per_request_s"]
-        values["measured_on"] = f"version {'.'.join(map(str, near))} of the engine"
-        return replace(self, host=replace(self.host, **values))
+        named = ".".join(map(str, near))
+        values["measured_on"] = f"version {named} of the engine"
+        note = "" if near == wanted else f"host time of {named}, the nearest measured to {version}"
+        return replace(self, host=replace(self.host, **values), source=self.source.noted(note))
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""

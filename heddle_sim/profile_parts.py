@@ -2,7 +2,9 @@
 `heddle_sim/profiles/README.md`. And the names of its tables."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from math import log2
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -27,6 +29,17 @@ def release(version: str) -> tuple[int, ...]:
     """Return the numbers of a version; () of one that is not given or no release."""
     numbers = (part.partition("rc")[0].partition("+")[0] for part in version.split(".")[:3])
     return tuple(int(number) for number in numbers if number.isdecimal())
+
+
+def nearest_release(wanted: tuple[int, ...], known: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the release nearest to one: of an older series its newest, of a newer its oldest."""
+
+    def apart(each: tuple[int, ...]) -> list[int]:
+        moved = [a - b for a, b in zip_longest(each, wanted, fillvalue=0)]
+        older = next(filter(None, moved), 0) < 0
+        return [-part for part in moved] if older else moved
+
+    return min(known, key=apart)
 
 
 class ProfileError(ValueError):

@@ -19,6 +19,7 @@ from heddle_core.estimate.cost import CostModel, StepCost
 from heddle_core.ids import EngineShape
 from heddle_sim.drafted_tables import Drafts, drafted_table, with_drafter
 from heddle_sim.latency import LatencyTable
+from heddle_sim.model_names import known_model
 from heddle_sim.profile_files import MAX_BATCH, Profile, ProfileError
 from heddle_sim.profile_parts import Costs, EngineSettings
 
@@ -83,7 +84,7 @@ class ClusterProfiles:
         first = self.classes[0].profile
         for each in self.classes[1:]:
             profile = each.profile
-            if profile.model != first.model:
+            if _weights(profile) != _weights(first):
                 raise ProfileError(
                     f"pool of {each.cluster.gpu}: its profile is of {profile.model}, and that of "
                     f"{first.gpu} of {first.model}: a cluster serves one model"
@@ -260,6 +261,12 @@ def _choices(cluster: ClusterConfig) -> tuple[int, ...]:
             f"none of the TP degrees in tp_choices fits: take one of {', '.join(map(str, known))}"
         )
     return choices
+
+
+def _weights(profile: Profile) -> str:
+    """Shape and precision of a model: by the roofline its name is that of the repository."""
+    known = known_model(profile.model)
+    return profile.model if known is None else known.profile
 
 
 def layout_profile(cluster: ClusterConfig) -> Profile:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from heddle_sim.profile_parts import (
     EngineSettings,
     Host,
     KernelFactors,
+    nearest_release,
     read_layout,
     release,
 )
@@ -44,6 +44,17 @@ def sglang_constants(profile: Profile, version: str, part: str = "truth") -> Ser
         ProfileError: `version` is no release.
     """
     known = terms()
+    near = nearest_version(version)
+    return summed(known["prior"], known[part], f"{profile.model}.{profile.gpu}", near)
+
+
+def nearest_version(version: str) -> str:
+    """Return the SGLang version that was measured, or the one nearest to it; empty as it is.
+
+    Raises:
+        ProfileError: `version` is no release.
+    """
+    known = terms()
     releases = {release(each): each for each in known["versions"] if len(release(each)) > 2}
     wanted = release(version)
     if version and version not in known["versions"]:
@@ -52,11 +63,8 @@ def sglang_constants(profile: Profile, version: str, part: str = "truth") -> Ser
                 f"{version!r} is no release of SGLang; take one near "
                 f"{', '.join(releases.values())}, or leave cluster.engine_version out"
             )
-        near = min(
-            releases, key=lambda r: [abs(a - b) for a, b in zip_longest(r, wanted, fillvalue=0)]
-        )
-        version = releases[near]
-    return summed(known["prior"], known[part], f"{profile.model}.{profile.gpu}", version)
+        return releases[nearest_release(wanted, releases)]
+    return version
 
 
 def of_sglang(profile: Profile, version: str = "") -> Profile:
@@ -95,6 +103,8 @@ def of_sglang(profile: Profile, version: str = "") -> Profile:
         f"profile: TPOT of a layout left out is {off['tpot_median_pct']:g} % off in the median, of "
         f"one in ten over {off['tpot_p90_pct']:g} %; TTFT {off['ttft_median_pct']:g} %"
     )
+    if (near := nearest_version(version)) != version:
+        note += f"; those of {near}, the nearest measured to {version}"
     return replace(
         profile,
         source=source.noted(note),

@@ -378,3 +378,11 @@ def test_pools_are_set_as_the_page_says() -> None:
     (said,) = re.findall(r"--set '(cluster\.pool=.*?)'", (DOCS / "cluster.md").read_text())
     pool = take_settings((said,)).cluster.pool
     assert [(each.gpu, each.gpus, each.tp) for each in pool] == [("h800", 96, None), ("h20", 32, 2)]
+
+
+def test_one_repository_is_one_model_on_types_with_and_without_a_shipped_profile() -> None:
+    model = "nvidia/Llama-3.3-70B-Instruct-NVFP4"
+    pools = (PoolConfig(gpu="h200", gpus=4), PoolConfig(gpu="b200", gpus=4))
+    profiles = load_profiles(ClusterConfig(model=model, pool=pools, tp=4))
+    packages = [each.profile.source.package for each in profiles.classes]
+    assert packages == ["heddle roofline", "aiconfigurator-core"]

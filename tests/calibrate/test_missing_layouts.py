@@ -13,7 +13,9 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.profiles import layout_profile
 from heddle_calibrate.roofline.missing_layouts import BY_ROOFLINE, with_layouts
 from heddle_calibrate.roofline.slower_layouts import shown_seconds
+from heddle_calibrate.serving.sglang import of_sglang
 from heddle_sim.profile_files import ProfileError, load_profile
+from heddle_sim.profile_parts import nearest_release, release
 
 
 def test_ranks_that_tables_lack_come_from_the_roofline_with_their_error() -> None:
@@ -78,6 +80,9 @@ def test_a_version_takes_the_host_time_of_the_nearest_release_that_was_measured(
     assert profile.of_version("0.12.0").host.per_step_s == times["0.11.2"].per_step_s
     assert profile.of_version("0.26.0").host.per_step_s == times["0.18.0"].per_step_s
     assert profile.of_version("") is profile
+    said = "host time of 0.18.0, the nearest measured to 0.26.0"
+    assert profile.of_version("0.26.0").source.note.endswith(said)
+    assert said not in profile.of_version("0.18.0").source.note
     cluster = ClusterConfig(model="gpt-oss-120b", gpu="h100", engine_version="0.11.2")
     assert layout_profile(cluster).host.per_step_s == times["0.11.2"].per_step_s
     with pytest.raises(ProfileError, match=r"version 'nightly'; take one near .*0\.18\.0"):
@@ -117,3 +122,26 @@ def test_batches_that_tables_lack_are_named() -> None:
     assert said not in profile_lines(profile, 1, 256)
     ranks = profile.laid_out("on", attention_dp=2)
     assert not [line for line in profile_lines(ranks, 1, 512) if "extrapolated" in line]
+
+
+def test_sglang_says_which_version_stands_in_for_one_that_was_not_measured() -> None:
+    profile = load_profile("gpt-oss-120b", "h200")
+    said = "those of 0.5.10.post1, the nearest measured to 0.7.0"
+    assert of_sglang(profile, "0.7.0").source.note.endswith(said)
+    assert "nearest" not in of_sglang(profile, "0.5.9").source.note
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near"),
+    [
+        ("0.7.0", "0.5.10"),
+        ("0.4.9", "0.5.1"),
+        ("0.5.11", "0.5.10"),
+        ("0.5.7", "0.5.6"),
+        ("1.0", "0.5.10"),
+        ("0.5", "0.5.1"),
+    ],
+)
+def test_the_nearest_release_is_that_of_the_numbers(wanted: str, near: str) -> None:
+    known = [release(each) for each in ("0.5.1", "0.5.6", "0.5.9", "0.5.10")]
+    assert nearest_release(release(wanted), known) == release(near)
