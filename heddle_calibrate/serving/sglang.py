@@ -54,10 +54,10 @@ def nearest_version(version: str) -> str:
     Raises:
         ProfileError: `version` is no release.
     """
-    known = terms()
-    releases = {release(each): each for each in known["versions"] if len(release(each)) > 2}
+    known: list[str] = terms()["versions"]
+    releases = {release(each): each for each in known if len(release(each)) > 2}
     wanted = release(version)
-    if version and version not in known["versions"]:
+    if version and version not in known:
         if not wanted:
             raise ProfileError(
                 f"{version!r} is no release of SGLang; take one near "
