@@ -59,11 +59,10 @@ def remove_unfinished() -> None:
                 path.unlink()
 
 
-@contextmanager
-def packed(stream: BinaryIO) -> Iterator[BinaryIO]:
+def packed(stream: BinaryIO) -> BinaryIO:
     """Gzip without the time and the file name, which would make equal traces differ."""
-    with gzip.GzipFile(filename="", mode="wb", fileobj=stream, compresslevel=9, mtime=0) as gz:
-        yield cast(BinaryIO, gz)
+    gz = gzip.GzipFile(filename="", mode="wb", fileobj=stream, compresslevel=9, mtime=0)
+    return cast(BinaryIO, gz)
 
 
 class TraceWriter:

@@ -1,5 +1,7 @@
+import gc
 import gzip
 import hashlib
+import io
 import json
 import math
 import subprocess
@@ -18,6 +20,7 @@ from heddle_trace import (
     write_trace,
 )
 from heddle_trace import limits as limit
+from heddle_trace.writing import packed
 from tests.trace.builders import call, record, step
 
 tokens = st.none() | st.integers(0, limit.MAX_STEP_TOKENS)
@@ -342,3 +345,15 @@ def test_half_of_a_character_in_a_field_is_refused_by_its_name(tmp_path, field):
     with pytest.raises(TraceError) as error:
         read_trace(path)
     assert str(error.value).startswith(f'{path}: line 1: {field}: found "\\ud800"; give ')
+
+
+def test_an_archive_that_a_signal_leaves_open_is_dropped_in_silence(monkeypatch):
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    stream = io.BytesIO()
+    archive = packed(stream)
+    archive.__enter__()
+    stream.close()
+    del archive
+    gc.collect()
+    assert said == []
