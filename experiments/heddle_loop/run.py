@@ -79,6 +79,6 @@ def draw(data: Any, path: Path) -> None:
         ax.bar(at, [row[ours] / row[name] for row in data.values()], width=0.13, label=name)
     ax.axhline(1.0, color="#777777", lw=0.8)
     ax.set_xticks(range(len(data)), list(data), rotation=30, ha="right")
-    ax.set(ylabel="samples a second at equal data, heddle-loop over it")
-    ax.legend()
+    ax.set(ylabel="samples/s of heddle-loop over it")
+    ax.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     save(figure, path)
