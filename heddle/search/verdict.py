@@ -138,6 +138,9 @@ def command_of(each: Judged, words: Sequence[str], *, seeds: int = 1) -> list[st
         words = [*words, "--set", f"cluster.roles={cluster.roles}"]
     drafts = [] if cluster.speculation == "off" else ["--speculation", cluster.speculation]
     if each.loop is not None:
+        if each.loop.epoch_plan and not any("loop.epoch_plan" in word for word in words):
+            # Its times are of whole epochs, and not of so many batches.
+            words = _without(words, "loop.batches")
         split = [] if each.loop.colocated else ["--set", f"loop.train_gpus={each.loop.train_gpus}"]
         return [
             *("heddle", "loop", *words, "--regimes", each.loop.regime),

@@ -28,7 +28,7 @@ from heddle.planning.deployment import deployment_of_search
 from heddle.planning.exports import export
 from heddle.search.loops import search_loops
 from heddle.search.result import SearchResult
-from heddle.search.verdict import verdict_of_search
+from heddle.search.verdict import command_of, verdict_of_search
 from heddle_core.loop.epoch import EpochPlan
 from heddle_sim.training_memory import TrainingMemoryError
 from heddle_trace.files import write_trace
@@ -272,6 +272,20 @@ def test_the_command_of_the_answer_runs_what_was_planned(trace: str):
     assert row["staleness"]["mean"] == best["loop"]["mean_staleness"]
     # The bound is that of the trace itself, as the run.
     assert row["bound_fraction"] * row["step_s"]["mean"] == pytest.approx(planned["bound_s"])
+
+
+def test_the_command_of_a_packed_plan_has_no_number_of_batches(found: SearchResult):
+    loop = found.best.loop
+    assert loop is not None
+    packed = replace(found.best, loop=replace(loop, epoch_plan="sorted"))
+    words = ["a.jsonl", "--set", "loop.batches=4", "--gpus", "8"]
+    command = command_of(packed, words)
+    assert "loop.epoch_plan=sorted" in command
+    assert "loop.batches=4" not in command
+    assert command[2:5] == ["a.jsonl", "--gpus", "8"]
+    given = [*words, "--set", "loop.epoch_plan=sorted"]
+    assert "loop.batches=4" in command_of(packed, given)
+    assert "loop.batches=4" in command_of(found.best, words)
 
 
 def test_colocated_plans_have_regimes_that_can_share_gpus(trace: str):
