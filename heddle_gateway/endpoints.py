@@ -95,7 +95,7 @@ async def _checked(
     facts = front.engine_facts() if endpoint != GENERATE else None
     relayed = facts is not None and (endpoint in facts.answers or endpoint in FORWARDED)
     if endpoint in FORWARDED:
-        _check_forwarded(endpoint, body, relayed=relayed)
+        _check_forwarded(endpoint, body, relayed=relayed, tenant=request.tenant)
     check_supported(body, relayed=relayed)
     who, deadline_s = _identity(front, request, body), _deadline_s(request)
     samples = _samples(endpoint, body)
@@ -157,7 +157,11 @@ def _samples(endpoint: str, body: Mapping[str, Any]) -> int:
     return samples_of(sampling)
 
 
-def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool) -> None:
+def _check_forwarded(endpoint: str, body: Mapping[str, Any], *, relayed: bool, tenant: str) -> None:
+    if tenant and body.get("previous_response_id"):
+        # Engines cannot tell whose a stored response is.
+        text = "previous_response_id is not supported with serve.keys: send the whole input"
+        raise ApiError(400, text, param="previous_response_id", ours=True)
     if not relayed:
         text = f"{endpoint} is answered by engines by URL, and there are none"
         raise ApiError(501, text, kind="not_implemented_error", ours=True)
@@ -205,19 +209,23 @@ async def _answered(
 async def _refusal(
     front: Front, request: HttpRequest, endpoint: str, raw: bytes, wrong: RenderError | ApiError
 ) -> ApiError:
-    """Return vLLM's own refusal of a body, if it refuses it too; else ours."""
+    """Return vLLM's own refusal of a body, if it refuses it too; else ours.
+
+    A body that vLLM takes is generated until it is known: within the limits of the tenant, and not
+    in a pause.
+    """
     ours = of_renderer(wrong) if isinstance(wrong, RenderError) else wrong
-    if ours.ours or not 400 <= ours.status < 500 or front.renderer is None:
+    if ours.ours or not 400 <= ours.status < 500 or front.renderer is None or front.gateway.paused:
         return ours
     with suppress(ApiError):
         body = parse_body(raw)
         if (named := front.for_engines(body)) is not body:
             front.check_model(body)
             raw = msgspec.json.encode(named)
+    kind = request.headers.get("Content-Type", "")
     try:
-        theirs = await front.renderer.refusal(
-            endpoint, raw, request.headers.get("Content-Type", "")
-        )
+        with front.tenants.holding(request.tenant, 1):
+            theirs = await front.renderer.refusal(endpoint, raw, kind)
     except (RenderError, ApiError):
         return ours
     return ours if theirs is None else of_engine(theirs)
@@ -237,7 +245,8 @@ def _deadline_s(request: HttpRequest) -> float | None:
     except ValueError:
         limit_s = math.nan
     if not 0.0 < limit_s < math.inf:
-        raise ApiError(400, f"{DEADLINE} is {given[:80]!r}: give seconds, more than 0")
+        text = f"{DEADLINE} is {given[:80]!r}: give seconds, more than 0"
+        raise ApiError(400, text, ours=True)
     return asyncio.get_running_loop().time() + limit_s
 
 

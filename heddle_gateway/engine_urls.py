@@ -1,7 +1,7 @@
 """Engines that others started: they join and leave by URL, and are used for rendering too."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -63,11 +63,38 @@ class RegisteredEngines:
         gateway.url_of, gateway.engine_at = self._url_of, self._engine_at
         model.adapters = self._adapters
 
+    async def expect_all(
+        self,
+        engines: Iterable[tuple[str, Mapping[str, Any]]],
+        on_note: Callable[[str], None],
+    ) -> list[tuple[str, ApiError]]:
+        """Register engines by URL and options, see `expect`: those that answer, in their order.
+
+        All are probed at once: each that is silent takes its whole limit. Returns what is wrong
+        with those that cannot be registered.
+        """
+        tasks: dict[asyncio.Task[None], str] = {}
+        for url, options in engines:
+            expecting = self.expect(url, options, on_note, before=tuple(tasks))
+            tasks[asyncio.create_task(expecting)] = url
+        wrong = []
+        for task, url in tasks.items():
+            try:
+                await task
+            except ApiError as error:
+                wrong.append((url, error))
+        return wrong
+
     async def expect(
-        self, url: str, options: Mapping[str, Any], on_note: Callable[[str], None]
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        on_note: Callable[[str], None],
+        *,
+        before: Sequence[asyncio.Task[None]] = (),
     ) -> None:
         """Register an engine that the gateway's owner names, with the key that engines get, now or
-        as soon as it can be used; what keeps it out is a note.
+        as soon as it can be used; what keeps it out is a note. It comes after the tasks `before`.
 
         Raises:
             ApiError: the URL is none, or an option is wrong.
@@ -75,13 +102,14 @@ class RegisteredEngines:
         with suppress(UrlError):
             self._keyed |= {base_of(url)}
         try:
-            for lack in (await self.add(url, options))["lacks"]:
+            for lack in (await self.add(url, options, before=before))["lacks"]:
                 on_note(f"{url}: {lack}")
         except ApiError as error:
             if error.error["code"] != "not_an_engine":
                 raise
             on_note(f"{error}. It joins when it can be used")
             base_url, said = base_of(url), str(error)
+            self._expect_no_more(base_url)  # it may be named twice
             adding = self._add_later(url, base_url, options, on_note, said)
             self._expected[base_url] = asyncio.create_task(adding)
 
@@ -112,10 +140,16 @@ class RegisteredEngines:
             task.cancel()
         self._expected.clear()
 
-    async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def add(
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        *,
+        before: Sequence[asyncio.Task[None]] = (),
+    ) -> Mapping[str, Any]:
         """Register an engine after a probe; one that is registered is probed again.
 
-        Returns what it is, `id` and `url` among it.
+        Returns what it is, `id` and `url` among it. It comes after the tasks `before`.
 
         Raises:
             ApiError: it cannot be used, or is leaving.
@@ -136,17 +170,20 @@ class RegisteredEngines:
                 param="url",
                 code="leaving",
             )
-        before = known.spec if known is not None else None
-        if before is not None and (tp or before.shape.tp) != before.shape.tp:
+        spec = known.spec if known is not None else None
+        if spec is not None and (tp or spec.shape.tp) != spec.shape.tp:
             raise ApiError(
                 400,
-                f"tp is {tp}, and the engine is registered with TP {before.shape.tp}: take it out "
+                f"tp is {tp}, and the engine is registered with TP {spec.shape.tp}: take it out "
                 "first",
                 param="tp",
             )
         try:
             facts = await self._launcher.add(
-                url, tp=before.shape.tp if before is not None else tp, api_key=key or ""
+                url,
+                tp=spec.shape.tp if spec is not None else tp,
+                api_key=key or "",
+                before=before,
             )
         except UrlError as error:
             raise ApiError(400, str(error), param="url") from None

@@ -364,10 +364,13 @@ def _check_sampling(body: Mapping[str, Any]) -> None:
     """Refuse what vLLM refuses in `n` and `stop`, with a RenderError that names the field."""
     wanted, stops = body.get("n"), body.get("stop")
     if wanted is not None:
+        given = wanted
         try:
-            wanted = int(wanted)
+            wanted = int(given)
         except (TypeError, ValueError, OverflowError):
             raise _refused("n must be a whole number", "n") from None
+        if isinstance(given, float) and given != wanted:
+            raise _refused("n must be a whole number", "n")
         if wanted < 1:
             raise _refused(f"n must be at least 1, got {wanted}", "n")
     texts = stops if isinstance(stops, list) else [stops or ""]

@@ -120,7 +120,8 @@ class HttpRequest:
     @property
     def content_length(self) -> int:
         """Of its body, as far as that is said."""
-        return int(self.headers.get("content-length", 0))
+        # Python reads no number of thousands of digits, and leading zeros are permitted.
+        return int(self.headers.get("content-length", "").lstrip("0") or 0)
 
     @property
     def size(self) -> int:

@@ -149,11 +149,13 @@ def _text(value: Any, field: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise ApiError(400, f"{field} must be a text, not {type(value).__name__}", param=field)
+        text = f"{field} must be a text, not {type(value).__name__}"
+        raise ApiError(400, text, param=field, ours=True)
     return value
 
 
 def _checked(id_: str, what: str) -> str:
     if len(id_) > LONGEST_ID:
-        raise ApiError(400, f"{what} has {len(id_):,} characters; give {LONGEST_ID} at most")
+        text = f"{what} has {len(id_):,} characters; give {LONGEST_ID} at most"
+        raise ApiError(400, text, ours=True)
     return id_

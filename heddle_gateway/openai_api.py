@@ -69,9 +69,12 @@ def samples_of(sampling: Mapping[str, Any]) -> int:
     Raises:
         ApiError: they are too many.
     """
+    given = sampling.get("n") or 1
     try:
-        wanted = max(1, int(sampling.get("n") or 1))
+        wanted = max(1, int(given))
     except (TypeError, ValueError, OverflowError):
+        return 1
+    if isinstance(given, float) and not given.is_integer():
         return 1
     if wanted > MOST_CHOICES:
         raise _too_many("n", wanted)

@@ -17,7 +17,7 @@ BURST_S: Final = 10.0
 """A tenant that was silent may send what it may send in so many seconds at once."""
 UNNAMED: Final = "_"
 """Who has the key that is not in the file; no tenant can have this name."""
-_NAME: Final = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
 
 
 class TenantsError(ValueError):
@@ -27,7 +27,7 @@ class TenantsError(ValueError):
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One table of a file of keys."""
 
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
     """Of the key."""
     requests_per_minute: Annotated[float, msgspec.Meta(gt=0.0)] = math.inf
     concurrent: Annotated[int, msgspec.Meta(ge=1)] = 1 << 30
@@ -59,6 +59,9 @@ def read_tenants(path: Path) -> Mapping[str, Tenant]:
         raise TenantsError(f"serve.keys: {path} names nobody: {remedy}")
     names: dict[str, str] = {}
     for name, tenant in found.items():
+        if tenant.sha256 == sha256().hexdigest():
+            text = f"the key of {name} is empty, so all without a key would be {name}"
+            raise TenantsError(f"serve.keys: {path}: {text}")
         if (other := names.setdefault(tenant.sha256, name)) != name:
             raise TenantsError(f"serve.keys: {path}: {other} and {name} have the same key")
     return found

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from heddle.config import RunConfig
-from heddle_gateway.errors import ApiError
 from heddle_gateway.front import Front
 
 
@@ -53,10 +52,8 @@ class Reload:
         before, self._workers = self._workers, tuple(workers)
         for url in set(before).difference(workers):
             engines.remove(url, drain=True)
-        for url in set(workers).difference(before):
-            try:
-                await engines.expect(url, {}, self._on_note)
-            except ApiError as error:
-                notes.append(f"serve.workers: {url}: {error}")
-                self._workers = tuple(each for each in self._workers if each != url)
+        new = ((url, {}) for url in workers if url not in before)
+        for url, error in await engines.expect_all(new, self._on_note):
+            notes.append(f"serve.workers: {url}: {error}")
+            self._workers = tuple(each for each in self._workers if each != url)
         return notes

@@ -31,7 +31,6 @@ from heddle_gateway.access import AccessLog
 from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.app import listening
 from heddle_gateway.engine_urls import RegisteredEngines
-from heddle_gateway.errors import ApiError
 from heddle_gateway.fake_engines import FakeControl, WordRenderer, fake_agents
 from heddle_gateway.front import Front
 from heddle_gateway.gateway import Gateway
@@ -351,11 +350,9 @@ class _Served:
         front.renderer = rendering
         front.engine_facts = rendering.facts
         tps = config.engine_tps or (None,) * len(config.engine_urls)
-        for url, tp in zip(config.engine_urls, tps, strict=True):
-            try:
-                await engines.expect(url, {"tp": tp}, self._on_note)
-            except ApiError as error:
-                raise GatewayFailedError(f"--worker {url}: {error}") from None
+        given = ((url, {"tp": tp}) for url, tp in zip(config.engine_urls, tps, strict=True))
+        for url, error in await engines.expect_all(given, self._on_note):
+            raise GatewayFailedError(f"--worker {url}: {error}")
 
 
 async def _drained(gateway: Gateway, drain_s: float) -> None:

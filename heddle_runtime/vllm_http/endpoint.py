@@ -44,7 +44,11 @@ def base_of(url: str) -> str:
     Raises:
         UrlError: it is no HTTP URL, or has a password, a query or a fragment.
     """
-    if not _URL.fullmatch(url):
+    try:
+        found = _URL.fullmatch(url) and urlsplit(url)
+    except ValueError:  # a host in brackets that is no address
+        found = None
+    if not found:
         shown = re.sub(r"//[^/]*@", "//...@", url)[:200]
         raise UrlError(
             f"{shown!r} is not the URL of an engine: write http://host:port, and its key apart"

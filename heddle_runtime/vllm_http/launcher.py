@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from heddle_core.plans import EngineSpec
@@ -68,11 +68,18 @@ class HttpLauncher:
         return tuple(self._registered.values())
 
     async def add(
-        self, url: str, *, api_key: str = "", gpu: str = "", tp: int | None = None
+        self,
+        url: str,
+        *,
+        api_key: str = "",
+        gpu: str = "",
+        tp: int | None = None,
+        before: Sequence[asyncio.Task[None]] = (),
     ) -> EndpointFacts:
         """Register a URL after a probe, or probe it again; return what it is.
 
-        `api_key` is sent to this URL only. Without `tp` it is what the server says, else 1.
+        `api_key` is sent to this URL only. Without `tp` it is what the server says, else 1. It is
+        registered when the tasks `before` have ended.
 
         Raises:
             UrlError: it is no URL of an engine.
@@ -81,6 +88,8 @@ class HttpLauncher:
         """
         endpoint = Endpoint(url, self._connections, api_key=api_key)
         facts = await probe(endpoint, limit_s=self._settings.answer_limit_s)
+        if before:
+            await asyncio.wait(before)
         self._check_model(facts)
         if None not in (tp, facts.tp) and tp != facts.tp:
             raise ProbeError(f"{facts.url} has TP {facts.tp}, not {tp}: leave tp out, or mend it")

@@ -576,6 +576,7 @@ def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeyp
                 (late.url, "expected"),
                 (never.url, "expected"),
             ]
+            await at.engines.expect(f"{never.url}/", {}, lambda note: None)  # named twice
             assert (await at("DELETE", f"/workers/{never.url}"))[0] == 200
             await asyncio.sleep(0.3)
             assert len(notes) == 2  # the same is not said again
@@ -638,10 +639,31 @@ def test_a_step_that_moves_to_an_engine_before_its_first_token_has_each_token_ma
     run(main())
 
 
+def test_engines_that_are_silent_at_the_start_are_waited_for_together_and_the_order_is_kept():
+    async def main() -> None:
+        async with registered(servers=0, more=3) as at:
+            first, second, third = at.servers
+            first.silent = second.silent = True
+            given = [(server.url, {}) for server in at.servers]
+            notes: list[str] = []
+            task = asyncio.create_task(at.engines.expect_all(given, notes.append))
+            async with asyncio.timeout(0.5 * HttpSettings().answer_limit_s):
+                while not third.keys:
+                    await asyncio.sleep(0.01)
+            first.silent = second.silent = False
+            assert await task == []
+            assert not notes
+            _, answer = await at("GET", "/workers")
+            assert answer["urls"] == [first.url, second.url, third.url]
+
+    run(main())
+
+
 def test_what_no_wait_mends_is_refused_at_the_start():
     async def main() -> None:
         async with registered(servers=0, more=1) as at:
-            for url, options in (("ftp://x", {}), (at.servers[0].url, {"tp": 3})):
+            wrong = [("ftp://x", {}), ("http://[::1", {}), (at.servers[0].url, {"tp": 3})]
+            for url, options in wrong:
                 with pytest.raises(ApiError) as refused:
                     await at.engines.expect(url, options, lambda note: None)
                 assert refused.value.status == 400

@@ -418,6 +418,7 @@ BAD: Any = [
             (b'"stop": ["a", 5]', "stop"),
             (b'"n": 0', "n must be at least 1"),
             (b'"n": -3', "n must be at least 1"),
+            (b'"n": 2.5', "n must be"),
             (b'"n": "x"', "n must be"),
             (b'"max_completion_tokens": 0', "max_tokens"),
         )
@@ -540,6 +541,11 @@ def test_sessions_with_any_characters_are_only_labels():
         b"POST /finish_session?session_id=x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
         b"POST /pause HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        pytest.param(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
+            b"application/json\r\nContent-Length: " + b"0" * 5_000 + b"2\r\n\r\n{}",
+            id="zeros",
+        ),
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding : chunked\r\n\r\n"
         b"POST /pause HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],

@@ -106,6 +106,46 @@ def test_an_unknown_key_is_refused_and_anthropics_header_is_read(tmp_path: Path)
     run(main())
 
 
+def test_stored_responses_are_refused_as_engines_cannot_tell_whose_they_are(tmp_path: Path):
+    async def main() -> None:
+        async with tenants(tmp_path, ann="") as http:
+            body, auth = {"input": "a", "previous_response_id": "resp_bob"}, "Bearer ann"
+            status, said = await http("POST", "/v1/responses", body, Authorization=auth)
+            assert (status, said["error"]["param"]) == (400, "previous_response_id")
+
+    run(main())
+
+
+def test_a_body_that_is_refused_takes_a_step_of_the_limit_while_an_engine_reads_it(tmp_path: Path):
+    class Reading:
+        """A renderer whose engine takes what the gateway refuses."""
+
+        asked = 0
+
+        async def refusal(self, *body: Any) -> None:
+            self.asked += 1
+            await asyncio.sleep(0.5)
+
+    async def main() -> None:
+        async with tenants(tmp_path, ann="concurrent = 1") as http:
+            front = http.bench.front
+            front.renderer = reading = Reading()
+            asked = await asyncio.gather(*(ask(http, "ann", token_ids="no") for _ in range(3)))
+            assert [status for status, _ in asked] == [400] * 3
+            assert reading.asked == 1
+            http.bench.gateway.pause()
+            assert (await ask(http, "ann", token_ids="no"))[0] == 400
+            http.bench.gateway.resume()
+            # These are no engine's to judge.
+            for session in ([1], "s" * 600):
+                assert (await ask(http, "ann", session_id=session))[0] == 400
+            wrong = {"Authorization": "Bearer ann", "X_Heddle_Deadline_S": "soon"}
+            assert (await http("POST", GENERATE, IDS, **wrong))[0] == 400
+            assert reading.asked == 1
+
+    run(main())
+
+
 def test_a_file_without_keys_lets_nobody_in(tmp_path: Path):
     async def main() -> None:
         async with tenants(tmp_path, ann="") as http:
@@ -250,6 +290,8 @@ def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
         ("[a]\nsha256 = '" + "0" * 64 + "'\n[b]\nsha256 = '" + "0" * 64 + "'", "same key"),
         ("[a", "keys.toml"),
         ("# nobody yet\n", "names nobody"),
+        ("[a]\nsha256 = '" + digest("") + "'", "the key of a is empty"),
+        ('[a]\nsha256 = """' + "0" * 64 + '\n"""', "sha256"),
     ],
 )
 def test_what_is_wrong_in_a_file_of_keys_is_named(tmp_path: Path, text: str, says: str):
