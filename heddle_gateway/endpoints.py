@@ -53,7 +53,7 @@ def model_endpoint(endpoint: str) -> Handler:
         raw = await front.raw_body(request)
         try:
             ids = split_body(raw) if endpoint == GENERATE else None
-            body = parse_body(raw) if ids is None else ids
+            body = await front.body(request) if ids is None else ids
             checked = await _checked(front, request, endpoint, body)
         except (RenderError, ApiError) as wrong:
             refusal = await _refusal(front, request, endpoint, raw, wrong)
@@ -144,7 +144,7 @@ def _weigh(
     size = samples * (request.size + more * rest)
     if size > max(request.size, front.settings.body_bytes):
         try:
-            request.hold(size)
+            request.hold(max(size, request.held))
         except RequestError as error:
             raise of_request(error) from None
 
@@ -254,8 +254,7 @@ def passed_on(path: str) -> Handler:
     """Return the handler of an endpoint that an engine answers."""
 
     async def handle(front: Front, request: HttpRequest) -> Response:
-        raw = await front.raw_body(request)
-        body = parse_body(raw)
+        raw, body = await front.raw_body(request), await front.body(request)
         try:
             front.check_model(body)
         except ApiError as wrong:

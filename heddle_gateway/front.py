@@ -17,7 +17,7 @@ from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.http import HttpRequest, RequestError, Response
+from heddle_gateway.http import LARGE_BYTES, HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel, parse_body
 from heddle_gateway.passing import passed
@@ -37,6 +37,10 @@ Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
+VALUE_BYTES: Final = 32
+"""Of a number once it is read, beside those of its text."""
+_DENSE: Final = 16
+"""Bytes of a body for each comma: with more, commas are those of texts, or numbers are as long."""
 MOST_MARKS: Final = 2 << 20
 """Brackets and quotes of a body: an empty list of two bytes takes 88 once it is read."""
 _JSON: Final = "application/json"
@@ -179,7 +183,14 @@ class Front:
         Raises:
             ApiError: it is no JSON object, too large, or does not come.
         """
-        return parse_body(await self.raw_body(request))
+        raw = await self.raw_body(request)
+        values = raw.count(b",") if len(raw) > LARGE_BYTES else 0
+        if values * _DENSE > len(raw):
+            try:
+                request.hold(len(raw) + VALUE_BYTES * values)
+            except RequestError as error:
+                raise of_request(error) from None
+        return parse_body(raw)
 
     async def raw_body(self, request: HttpRequest) -> bytes:
         """Read a request's body.

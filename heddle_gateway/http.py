@@ -97,7 +97,7 @@ class HttpRequest:
         self.match_info: Mapping[str, str] = {}
         self.complete = False
         self._pieces: list[bytes | bytearray] = []
-        self._size, self._held = 0, 0
+        self._size = self.held = 0
         self._error: RequestError | None = None
         self._read: bytes | None = None
         self._came: asyncio.Future[None] | None = None
@@ -146,7 +146,7 @@ class HttpRequest:
             return
         if self._error is None:
             try:
-                self.hold(self._held + len(data))
+                self.hold(self.held + len(data))
             except RequestError as error:
                 self.fail(RequestError(error.status, str(error)))
         if self._error is not None:
@@ -174,11 +174,11 @@ class HttpRequest:
         Raises:
             RequestError: they are too many, alone or with those of other requests.
         """
-        receiving, was, held = self.connection.receiving, self._held > LARGE_BYTES, self._held
+        receiving, was, held = self.connection.receiving, self.held > LARGE_BYTES, self.held
         large = size > LARGE_BYTES
         others = receiving.used[large] - held * (was == large)
         if size > receiving.limit:
-            text = f"its answers take {size:,} bytes of requests to engines: ask for fewer at once"
+            text = f"the request takes {size:,} bytes with its answers: ask for less at once"
             raise RequestError(413, text)
         if size > held and others + size > receiving.limit:
             kind = "large bodies" if large else "bodies"
@@ -186,7 +186,7 @@ class HttpRequest:
             raise RequestError(503, f"{text}: send the same again later")
         receiving.used[was] -= held
         receiving.used[large] += size
-        self._held = size
+        self.held = size
 
     def release(self) -> None:
         """Drop its body: it is answered, or what came of it is not read."""

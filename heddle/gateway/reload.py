@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from heddle.config import RunConfig
 from heddle_gateway.front import Front
@@ -52,7 +53,7 @@ class Reload:
         before, self._workers = self._workers, tuple(workers)
         for url in set(before).difference(workers):
             engines.remove(url, drain=True)
-        new = ((url, {}) for url in workers if url not in before)
+        new = [(url, dict[str, Any]()) for url in workers if url not in before]
         for url, error in await engines.expect_all(new, self._on_note):
             notes.append(f"serve.workers: {url}: {error}")
             self._workers = tuple(each for each in self._workers if each != url)

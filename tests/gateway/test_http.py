@@ -561,6 +561,22 @@ def test_requests_that_are_no_http_or_two_at_once_are_refused(request_head: byte
     run(main())
 
 
+def test_a_body_of_numbers_counts_with_what_they_take_once_they_are_read(monkeypatch):
+    from heddle_gateway import http_server
+
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
+
+    async def main() -> None:
+        async with client(settings={"body_bytes": 2 << 20}) as http:
+            for path in ("/v1/chat/completions", "/tokenize"):
+                status, said = await http("POST", path, {"x": [257] * 400_000})
+                assert (status, "less at once" in said["error"]["message"]) == (413, True)
+            text = {"messages": [{"role": "user", "content": "many words, " * 150_000}]}
+            assert (await http("POST", "/v1/chat/completions", text))[0] == 400  # its context
+
+    run(main())
+
+
 def test_headers_cannot_be_smuggled_into_an_answer():
     async def main() -> None:
         async with client() as http:
