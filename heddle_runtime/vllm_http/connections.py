@@ -328,18 +328,20 @@ class Connections:
         """
         if origin.tls and self._tls is None:
             self._tls = ssl.create_default_context()
-        idle = self._idle.setdefault(origin, {})
+        connection = _Connection(self, self._idle.setdefault(origin, {}))
         made = asyncio.get_running_loop().create_connection(
-            lambda: _Connection(self, idle),
+            lambda: connection,
             origin.host,
             origin.port,
             ssl=self._tls if origin.tls else None,
         )
         try:
             async with asyncio.timeout(min(CONNECT_LIMIT_S, limit_s or CONNECT_LIMIT_S)):
-                _, connection = await made
-        except TimeoutError:
+                await made
+        except BaseException as error:
+            # uvloop does not say so where it is cancelled with the connection made.
+            connection.connection_lost(None)
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                raise ConnectError(str(error.strerror or error)) from None
             raise
-        except OSError as error:
-            raise ConnectError(str(error.strerror or error)) from None
         return connection

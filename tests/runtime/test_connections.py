@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("httptools", reason="httptools is missing; pip install 'heddle-rl[serve]'")
 
-from heddle_runtime.vllm_http.connections import BrokenError, ConnectError, Connections
+from heddle_runtime.vllm_http.connections import BrokenError, ConnectError, Connections, Origin
 from heddle_runtime.vllm_http.endpoint import Endpoint, SlowError, UnreachableError, UrlError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -182,6 +182,31 @@ def test_a_cancelled_call_closes_its_connection():
     server = Raw(b"HTTP/1.1 200 OK\r\n", OK)
     run(server, use)
     assert server.connections == 2
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_connection_whose_opening_is_cancelled_is_forgotten(turns: int):
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        http = Connections()
+        origin = Origin("127.0.0.1", server.sockets[0].getsockname()[1], tls=False)
+        opening = asyncio.create_task(http.connect(origin, None))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if opening.cancel():
+            with suppress(asyncio.CancelledError):
+                await opening
+        await asyncio.sleep(0.05)
+        # One that is kept here is waited for at the end, for ever.
+        assert not http.open
+        await http.close()
+        server.close()
+
+    for loop_factory in (uvloop.new_event_loop, None):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(main())
 
 
 def test_a_get_on_a_connection_that_its_server_has_closed_is_sent_again_and_a_post_is_not():
