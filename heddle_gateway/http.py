@@ -178,7 +178,7 @@ class HttpRequest:
         large = size > LARGE_BYTES
         others = receiving.used[large] - held * (was == large)
         if size > receiving.limit:
-            text = f"the request takes {size:,} bytes with its answers: ask for less at once"
+            text = f"the request takes {size:,} bytes with its answers: send less, ask for fewer"
             raise RequestError(413, text)
         if size > held and others + size > receiving.limit:
             kind = "large bodies" if large else "bodies"
