@@ -49,7 +49,7 @@ def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
     """Print a table of rows that are cells by column; a column is there if a row has it.
 
     A table that is wider than `within` has narrower gaps, then heads of several lines, then its
-    longest cells on several lines, but for those of the first column.
+    longest cells on several lines, word by word, but for those of the first column.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
     # Names of logs may hold what moves a terminal's cursor.
@@ -67,7 +67,8 @@ def show_rows(rows: Sequence[Mapping[str, str]], within: int = WIDEST) -> None:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         at = widths.index(max(widths[1:]), 1)
         for row in cells:
-            row[at] = textwrap.fill(row[at], max(widths[at] - over, 1))
+            width = max(widths[at] - over, 1)
+            row[at] = textwrap.fill(row[at], width, break_long_words=False, break_on_hyphens=False)
         table = _filled(columns, cells, gap=1)
     show(table)
 

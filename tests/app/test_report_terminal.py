@@ -258,3 +258,9 @@ def test_a_table_of_a_verdict_has_at_most_100_columns(
     words = out.split()
     assert "heddle+fixed+keep_engines" in words
     assert all(words.count(word) == 2 * engines.split().count(word) for word in ("TP", "x"))
+
+
+def test_a_table_that_cannot_be_as_narrow_has_whole_names(capsys: pytest.CaptureFixture[str]):
+    row = {"regime": "verl-fully-async", "policy": "sticky_least_loaded"}
+    show_rows([row | {f"figure {n}": "1,234.567" for n in range(9)}], VERDICT_WIDTH)
+    assert "sticky_least_loaded" in capsys.readouterr().out
