@@ -2,7 +2,8 @@
 
     python -m benchmarks.check_gpu benchmarks/gpu_h200.json [--gpu h200]
 
-Nothing in the profile was fitted on these runs.
+Kernel times were not fitted on these runs; the host time of their own release is of them. Steps
+are given with each release's host time that the profile has.
 """
 
 import json
@@ -12,9 +13,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from heddle.cluster.config import ClusterConfig
-from heddle.cluster.profiles import load_profiles
 from heddle_sim.latency import LatencyTable
+from heddle_sim.profile_files import load_profile
 
 CHUNK = 8192
 """vLLM's `--max-num-batched-tokens` in these runs."""
@@ -72,7 +72,8 @@ def compared(found: dict[str, Any], table: LatencyTable) -> list[Compared]:
 def main(path: Path, gpu: str) -> None:
     """Print measured and simulated times side by side."""
     found: dict[str, Any] = json.loads(path.read_text())
-    table = load_profiles(ClusterConfig(model=found["model"], gpu=gpu)).only.table(1)
+    profile = load_profile(found["model"], gpu).of_version(found["vllm"])
+    table = profile.table(1)
     rows = compared(found, table)
     for row in rows:
         click.echo(
@@ -83,13 +84,16 @@ def main(path: Path, gpu: str) -> None:
         f"KV: measured {found['engine']['kv_cache_tokens']} tokens, "
         f"profile {table.kv_capacity_tokens:,}"
     )
-    for kind in ("decode", "prefill"):
-        off = [row.off_pct for row in rows if row.kind == kind]
-        size = [abs(each) for each in off]
-        click.echo(
-            f"{kind}: median {statistics.median(size):.1f} %, worst {max(size):.1f} %, "
-            f"mean {statistics.fmean(off):+.1f} %, {len(off)} rows"
-        )
+    for version in profile.host_versions or {"": None}:
+        rows = compared(found, profile.of_version(version).table(1))
+        for kind in ("decode", "prefill"):
+            off = [row.off_pct for row in rows if row.kind == kind]
+            size = [abs(each) for each in off]
+            click.echo(
+                f"{kind}, host time of {version or 'the profile'}: median "
+                f"{statistics.median(size):.1f} %, worst {max(size):.1f} %, "
+                f"mean {statistics.fmean(off):+.1f} %, {len(off)} rows"
+            )
 
 
 if __name__ == "__main__":

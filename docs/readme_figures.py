@@ -18,8 +18,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.check_gpu import compared  # noqa: E402
 from experiments.harness.experiment import Outcome, experiments  # noqa: E402
 from experiments.harness.verdicts import Judged  # noqa: E402
-from heddle.cluster.profiles import load_profiles  # noqa: E402
-from heddle.config import ClusterConfig  # noqa: E402
+from heddle_sim.profile_files import load_profile  # noqa: E402
 
 VERDICTS = ("agrees", "direction only", "disagrees")
 
@@ -33,8 +32,15 @@ def figures(outcomes: list[Outcome]) -> str:
     replays = _read("experiments/real_cpu/results.json").values()
     makespans = [abs(replay["makespan_s"]["error_pct"]) for replay in replays]
     gpu = _read("benchmarks/gpu_h200.json")
-    table = load_profiles(ClusterConfig(model=gpu["model"], gpu="h200")).only.table(1)
-    steps = [row.off_pct for row in compared(gpu, table) if row.kind == "decode"]
+    profile = load_profile(gpu["model"], "h200")
+    before, own = (
+        median(
+            row.off_pct
+            for row in compared(gpu, profile.of_version(version).table(1))
+            if row.kind == "decode"
+        )
+        for version in ("0.12.0", gpu["vllm"])
+    )
     count = _counts([judged for outcome in outcomes for judged in outcome.judged])
     rows = [
         (
@@ -57,8 +63,8 @@ def figures(outcomes: list[Outcome]) -> str:
         ),
         (
             f"step of {gpu['model']} on H200",
-            f"{len(steps)} of ours, vLLM {gpu['vllm']}",
-            f"{median(steps):.0f} % too slow (host time)",
+            f"{len(gpu['engine']['decode'])} of ours, vLLM {gpu['vllm']}",
+            f"{before:+.0f} % (0.12's host time), {own:+.0f} % (own)",
         ),
         (
             "figures of the papers",

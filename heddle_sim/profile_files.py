@@ -143,14 +143,15 @@ class Profile:
     def of_version(self, version: str) -> "Profile":
         """Return the profile with the host time of the nearest release that it was measured with.
 
-        Where no release was measured, times stay and `source.note` says so.
+        Without a `version` that is the newest. Where no release was measured, times stay and
+        `source.note` says so.
 
         Raises:
             ProfileError: `version` is no release.
         """
         times = {release(v): found for v, found in (self.host_versions or {}).items() if release(v)}
-        wanted = release(version)
-        if not version:
+        wanted = release(version) if version else max(times, default=())
+        if not wanted and not version:
             return self
         if not wanted:
             known = ", ".join(".".join(map(str, each)) for each in times)
@@ -164,10 +165,13 @@ class Profile:
         near = nearest_release(wanted, times)
         values = asdict(times[near])
         del values["per_request_s"]
+        host = replace(self.host, **values)
+        if host == self.host and not version:
+            return self
         named = ".".join(map(str, near))
-        values["measured_on"] = f"version {named} of the engine"
+        host = replace(host, measured_on=f"version {named} of the engine")
         note = "" if near == wanted else f"host time of {named}, the nearest measured to {version}"
-        return replace(self, host=replace(self.host, **values), source=self.source.noted(note))
+        return replace(self, host=host, source=self.source.noted(note))
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""

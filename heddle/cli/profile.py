@@ -120,7 +120,7 @@ def show_(model: str, gpu: str) -> None:
     from heddle.cli.show_profile import show_profile
     from heddle_calibrate.roofline.by_name import profile_by_name
 
-    found = profile_by_name(model, gpu)
+    found = profile_by_name(model, gpu).of_version("")
     if model.endswith(".json") and gpu.lower() not in ("", found.gpu.lower()):
         raise click.UsageError(f"{model} is a profile of {found.gpu}, not of {gpu}")
     show_profile(found)

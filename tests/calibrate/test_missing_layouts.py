@@ -113,6 +113,15 @@ def test_the_version_of_our_own_run_has_the_host_time_that_it_showed() -> None:
     assert steps["0.12.0"] > 20
     assert abs(steps[found["vllm"]]) < 5
     assert profile.of_version("0.12.0").host.per_step_s == profile.host.per_step_s
+    assert profile.of_version("") == profile.of_version(found["vllm"])
+    cluster = ClusterConfig(model="qwen3-8b", gpu="h200")
+    assert layout_profile(cluster) == layout_profile(replace(cluster, engine_version="0.26.0"))
+
+
+def test_without_a_version_times_of_runs_without_releases_stay() -> None:
+    for names in (("qwen3-14b", "h100"), ("qwen3-30b-a3b", "h200"), ("gpt-oss-120b", "h100")):
+        profile = load_profile(*names)
+        assert profile.of_version("") == profile
 
 
 def test_batches_that_tables_lack_are_named() -> None:
