@@ -7,14 +7,17 @@ training and weight updates. Each line has its target; those beyond it are liste
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
 import click
 
+from heddle_calibrate.roofline.missing_layouts import with_layouts
+from heddle_calibrate.roofline.slower_layouts import shown_seconds
 from heddle_calibrate.serving.errors import by_profile, predict_rows, shipped_profiles
 from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_sim.profile_files import Profile, read_layout
 from heddle_sim.training_files import TRAINING_FILE
 from tools.profiles.kv_sizes import FAULTY, kv_sizes
 from tools.profiles.serving import FittedServing, fit_rows, left_out_errors
@@ -182,6 +185,36 @@ def kv_section() -> Section:
     )
 
 
+def layout_section(profiles: Iterable[Profile]) -> Section:
+    """Layouts of models with experts by the roofline, beside kernel tables that have them."""
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for whole in profiles:
+        for name in whole.tables if not whole.derived else ():
+            _, ranks, spread = read_layout(name)
+            if ranks == spread == 1:
+                continue
+            rest = {each: table for each, table in whole.tables.items() if each != name}
+            made = with_layouts(
+                replace(whole, tables=rest), expert_parallel=spread > 1, attention_dp=ranks
+            )
+            if name in made.tables:
+                pairs = zip(shown_seconds(made, name), shown_seconds(whole, name), strict=True)
+                off = [100.0 * abs(ours / tables - 1.0) for ours, tables in pairs]
+                for part in ("all", "ranks" if ranks > 1 else "experts spread alone"):
+                    found[part].append(off)
+    lines = []
+    for part, each in sorted(found.items()):
+        steps = [off for *decode, _ in each for off in decode]
+        figures = (median(steps), quantiles(steps, n=10)[-1], median(prompt for *_, prompt in each))
+        lines.append(ScoreLine(cells=(part, str(len(each)), *(f"{x:.0f}" for x in figures))))
+    return Section(
+        title="Layouts that tables lack, by the roofline",
+        target="none: the layout's table is left out",
+        columns=("part", "layouts", "decode step median %", "P90 %", "prompt median %"),
+        lines=lines,
+    )
+
+
 def makespan_section() -> Section:
     """Makespans of vLLM on CPUs, by workload and policy."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -276,7 +309,8 @@ def command(perf: Path, out: Path) -> None:
         serving = list(serving_section(perf / name for name in SERVING))
     except PublishedRowsError as e:
         raise click.ClickException(str(e)) from e
-    sections = [*serving, kv_section(), makespan_section(), *training_sections()]
+    layouts = layout_section(shipped_profiles().values())
+    sections = [*serving, kv_section(), layouts, makespan_section(), *training_sections()]
     out.write_text(page(sections), encoding="utf-8")
     failing = sum(len(section.failing) for section in sections)
     click.echo(f"{out}: {sum(len(s.lines) for s in sections)} lines, {failing} beyond their target")
