@@ -52,6 +52,13 @@ class Fields:
             "config.json of the model, as on its Hugging Face page"
         )
 
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return a field that is true or false; null is false."""
+        value = self.values.get(name, default) or False
+        if not isinstance(value, bool):
+            raise self.wrong(f"{name} must be true or false, not {value!r}")
+        return value
+
     def positive(self, *names: str, default: int | None = None) -> int:
         value = self.count(*names, default=default)
         if value < 1:

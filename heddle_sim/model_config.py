@@ -163,11 +163,11 @@ def model_shape(
         vocabulary=fields.positive("vocab_size"),
         intermediate=fields.positive("intermediate_size") if dense_layers else 0,
         dense_layers=dense_layers,
-        tied=bool(text.get("tie_word_embeddings", False)),
+        tied=fields.flag("tie_word_embeddings", default=False),
         precisions=own if precision is None else _overridden(precision, experts is not None),
         attention=attention,
         linear=linear,
-        query_gate=linear is not None and bool(text.get("attn_output_gate", True)),
+        query_gate=linear is not None and fields.flag("attn_output_gate", default=True),
         experts=experts,
         window=window,
         sliding_layers=sliding,
@@ -264,12 +264,12 @@ def _sliding(fields: Fields, layers: int) -> tuple[int, int]:
     values = fields.values
     window = fields.count("sliding_window", default=0)
     switched = str(values.get("model_type", "")).startswith("qwen")
-    if not window or not values.get("use_sliding_window", not switched):
+    if not window or not fields.flag("use_sliding_window", default=not switched):
         return 0, 0
     kinds = values.get("layer_types")
     if isinstance(kinds, list):
         return window, sum(kind == "sliding_attention" for kind in kinds[:layers])
-    if values.get("use_sliding_window"):
+    if fields.flag("use_sliding_window", default=False):
         return window, max(0, layers - fields.count("max_window_layers", default=0))
     return window, layers
 

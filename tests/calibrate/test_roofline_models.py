@@ -234,6 +234,14 @@ def test_what_is_no_configuration_is_refused_with_the_remedy(
         ({"num_key_value_heads": [4, 4]}, "num_key_value_heads must be a whole number"),
         ({"num_hidden_layers": 10**8}, "num_hidden_layers must be at most 10,000"),
         ({"mlp_only_layers": 5}, "mlp_only_layers must be a list, not 5"),
+        (
+            {"tie_word_embeddings": "false"},
+            "tie_word_embeddings must be true or false, not 'false'",
+        ),
+        (
+            {"sliding_window": 9, "use_sliding_window": 1},
+            "use_sliding_window must be true or false, not 1",
+        ),
         ({"quantization_config": {"config_groups": {"a": 1}}}, "without quant_method"),
         ({"hidden_size": 0}, "hidden_size must be at least 1"),
         ({"num_experts_per_tok": 200}, "num_experts_per_tok 200 is above the 128 experts"),
