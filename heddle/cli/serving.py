@@ -22,6 +22,7 @@ def check_rows(
     tables: Sequence[Path], files: Sequence[Path], *, most_pct: float | None, as_json: bool
 ) -> None:
     """Predict published serving runs from profiles (files, or all that are shipped), and print it.
+    A file's profile is also that of shared rows without a model's name.
 
     The exit status is 1 where TPOT is off by more than `most_pct` percent, in the median over the
     groups of an engine.
@@ -31,13 +32,15 @@ def check_rows(
     """
     from heddle_calibrate.serving.errors import median_of_groups, predict_rows, shipped_profiles
     from heddle_calibrate.serving.published_rows import PublishedRowsError
+    from heddle_calibrate.serving.rows import UNNAMED
     from heddle_sim.profile_files import read_profile
 
-    given = [read_profile(path) for path in files]
-    profiles = {(p.model, p.gpu): p for p in given} if files else shipped_profiles()
+    given = {(p.model, p.gpu): p for p in map(read_profile, files)}
+    unnamed = {(UNNAMED, gpu): p for (_, gpu), p in given.items()}
+    profiles = {**unnamed, **given} if files else shipped_profiles()
     report = predict_rows(tables, profiles)
     if files:
-        report = _of_files(report, profiles)
+        report = _of_files(report, profiles, ", ".join(f"{m} on {gpu}" for m, gpu in given))
     if not report.runs:
         raise PublishedRowsError(no_runs(report))
     failed = [
@@ -55,11 +58,10 @@ def check_rows(
         raise Exit(FAILED)
 
 
-def _of_files(report: "ServingReport", profiles: "Profiles") -> "ServingReport":
+def _of_files(report: "ServingReport", profiles: "Profiles", given: str) -> "ServingReport":
     """Leave out the runs whose model and class none of the given profiles has."""
     from heddle_calibrate.serving.published_rows import LeftOut
 
-    given = ", ".join(f"{model} on {gpu}" for model, gpu in profiles)
     runs, out = [], list(report.left_out)
     for run in report.runs:
         if (run.model, run.row.gpu) in profiles:

@@ -45,6 +45,8 @@ SUFFIX = {
 }
 """Precision of a row -> end of a profile's name. Rows without a label have that of their model's
 weights as published."""
+UNNAMED = "unnamed"
+"""Model of shared rows whose shape is not known."""
 NO_LIMITS = limits({}, clients=1, input_tokens=1)
 MOST_CLIENTS, MOST_REQUESTS = 8192, 1_000_000
 SLOWER = 1.15
@@ -240,7 +242,7 @@ def profile_name(row: ServingRow) -> str:
     """Name that a profile of the row's model and precision has."""
     own = known_model(row.model)
     if own is None or (row.precision == "fp4" and own.precision == "mxfp4"):
-        narrow = own is None and row.precision in ("fp8", "fp4", "nvfp4")
+        narrow = own is None and row.model != UNNAMED and row.precision in ("fp8", "fp4", "nvfp4")
         return row.model + (SUFFIX[row.precision] if narrow else "")
     found = known_model(row.model + SUFFIX[row.precision])
     return found.profile if found is not None else row.model

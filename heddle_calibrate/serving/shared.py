@@ -11,13 +11,12 @@ from pathlib import Path
 
 from heddle_calibrate.fit.from_sweep import FitError, fit_sweep
 from heddle_calibrate.serving.errors import PredictedRun, Profiles, predict_rows
-from heddle_calibrate.serving.rows import COLUMNS, profile_name, read_serving_rows
+from heddle_calibrate.serving.rows import COLUMNS, UNNAMED, profile_name, read_serving_rows
 from heddle_calibrate.sweeps import ServedTrial, Sweep
 from heddle_sim.model_names import known_model
 
 LIMITS = ("max_num_seqs", "requests", "max_num_batched_tokens", "memory_share")
 COLUMNS_SHARED = (*COLUMNS, "backend_version", "measured", *LIMITS, "gpu_name", "driver")
-UNNAMED = "unnamed"
 
 
 def shared_rows(sweep: Sweep) -> bytes:

@@ -72,6 +72,18 @@ def test_runs_of_which_no_given_file_is_are_left_out(heddle: Heddle) -> None:
     assert "no --model FILE is of qwen3-32b on h100, but of qwen3-8b on h100" in said
 
 
+@pytest.mark.parametrize("precision", [b"bfloat16", b"fp8"])
+def test_a_given_file_is_of_shared_rows_that_name_no_model(
+    heddle: Heddle, precision: bytes
+) -> None:
+    row = b"vllm,unnamed,h100,%s,2,1024,128,4,100,15" % precision
+    Path("rows.csv").write_bytes(b"\n".join([HEAD, row]))
+    Path("mine.json").write_bytes((PROFILE_FOLDER / "qwen3-8b.h100.json").read_bytes())
+    said = heddle("profile", "check", "rows.csv", "--model", "mine.json").stdout
+    assert "qwen3-8b h100 TP 2" in said
+    assert "no profile of unnamed on h100" in heddle("profile", "check", "rows.csv").stderr
+
+
 @pytest.mark.parametrize(
     ("bound", "status", "said"),
     [
