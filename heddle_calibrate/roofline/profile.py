@@ -45,7 +45,7 @@ EXPERTS_HOST = HostFit(per_step_s=0.8e-3, per_running_s=15e-6, per_prefill_s=1.5
 """Of models with experts."""
 EXPERTS_RUNS = (
     "577 published runs of gpt-oss-120b, MiniMax-M2.5, Kimi-K2.5 and Qwen3-235B-A22B with vLLM; on "
-    "592, these among them, TPOT of a layout is 13 % off in the median, of one in ten over 32 %"
+    "592, these among them, TPOT of a layout is 12 % off in the median, of one in ten over 27 %"
 )
 LATENT, HOPPER_FP8 = (0.75, 1.0), (1.25, 1.3)
 """Measured over roofline times of decoding and of prompts, by the same runs: latent attention, and

@@ -7,16 +7,27 @@ training and weight updates. Each line has its target; those beyond it are liste
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 
 import click
+import numpy as np
 
+from heddle_calibrate.roofline.gpu_classes import GPU_CLASSES
 from heddle_calibrate.roofline.missing_layouts import with_layouts
+from heddle_calibrate.roofline.pairs import shape_of
+from heddle_calibrate.roofline.profile import RooflineError, profile_from_shape
 from heddle_calibrate.roofline.slower_layouts import shown_seconds
-from heddle_calibrate.serving.errors import by_profile, predict_rows, shipped_profiles
+from heddle_calibrate.serving.errors import (
+    ServingReport,
+    by_profile,
+    predict_rows,
+    shipped_profiles,
+)
 from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, read_layout
 from heddle_sim.training_files import TRAINING_FILE
 from tools.profiles.kv_sizes import FAULTY, kv_sizes
@@ -53,6 +64,7 @@ REASONS = {
 }
 """Of layouts left out that are more than `FAR_PCT` off."""
 KV_PCT, MAKESPAN_PCT = 5.0, 10.0
+FEW_CLIENTS, NODE_GPUS = 4, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +197,48 @@ def kv_section() -> Section:
     )
 
 
+def configuration_section(tables: Iterable[Path], profiles: Iterable[Profile]) -> Section:
+    """Published runs of models with experts by the roofline alone, as of a config.json."""
+    made = dict(_by_configuration(profiles))
+    runs = [
+        run
+        for run in predict_rows(tables, made).runs
+        if (run.model, run.row.gpu) in made and run.row.engine == "vllm"
+    ]
+    few = [run for run in runs if run.row.concurrency <= FEW_CLIENTS]
+    lines = []
+    for part, of in (("all", runs), (f"{FEW_CLIENTS} clients or fewer", few)):
+        groups = ServingReport(runs=of, left_out=()).groups("vllm")
+        tpot = [group.tpot for group in groups]
+        figures = (median(tpot), np.quantile(tpot, 0.9), median(group.ttft for group in groups))
+        cells = (part, str(len(of)), str(len(groups)), *(f"{x:.0f}" for x in figures))
+        lines.append(ScoreLine(cells=cells))
+    return Section(
+        title="Models with experts from a configuration, vllm",
+        target="none: host time and factors of the roofline are fitted on 577 of these runs",
+        columns=("part", "runs", "layouts", "TPOT median %", "TPOT P90 %", "TTFT median %"),
+        lines=lines,
+    )
+
+
+def _by_configuration(
+    profiles: Iterable[Profile],
+) -> Iterator[tuple[tuple[str, str], Profile]]:
+    """Rooflines of models with experts, in the layouts of their tables on one node."""
+    for whole in profiles:
+        model, gpu = shape_of(whole), GPU_CLASSES.get(whole.gpu)
+        if not whole.experts or model is None or gpu is None:
+            continue
+        layouts = [read_layout(name) for name in whole.tables]
+        shapes = [
+            EngineShape(whole.gpu, tp, dp=ranks, ep=spread)
+            for tp, ranks, spread in layouts
+            if tp * ranks <= NODE_GPUS
+        ]
+        with suppress(RooflineError):
+            yield (whole.model, whole.gpu), profile_from_shape(model, gpu, shapes)
+
+
 def layout_section(profiles: Iterable[Profile]) -> Section:
     """Layouts of models with experts by the roofline, beside kernel tables that have them."""
     found: dict[str, list[list[float]]] = defaultdict(list)
@@ -205,7 +259,7 @@ def layout_section(profiles: Iterable[Profile]) -> Section:
     lines = []
     for part, each in sorted(found.items()):
         steps = [off for *decode, _ in each for off in decode]
-        figures = (median(steps), quantiles(steps, n=10)[-1], median(prompt for *_, prompt in each))
+        figures = (median(steps), np.quantile(steps, 0.9), median(prompt for *_, prompt in each))
         lines.append(ScoreLine(cells=(part, str(len(each)), *(f"{x:.0f}" for x in figures))))
     return Section(
         title="Layouts that tables lack, by the roofline",
@@ -309,8 +363,15 @@ def command(perf: Path, out: Path) -> None:
         serving = list(serving_section(perf / name for name in SERVING))
     except PublishedRowsError as e:
         raise click.ClickException(str(e)) from e
-    layouts = layout_section(shipped_profiles().values())
-    sections = [*serving, kv_section(), layouts, makespan_section(), *training_sections()]
+    shipped = list(shipped_profiles().values())
+    sections = [
+        *serving,
+        configuration_section((perf / name for name in SERVING), shipped),
+        layout_section(shipped),
+        kv_section(),
+        makespan_section(),
+        *training_sections(),
+    ]
     out.write_text(page(sections), encoding="utf-8")
     failing = sum(len(section.failing) for section in sections)
     click.echo(f"{out}: {sum(len(s.lines) for s in sections)} lines, {failing} beyond their target")

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from heddle_calibrate.roofline.missing_layouts import BY_ROOFLINE
+from heddle_calibrate.roofline.profile import EXPERTS_RUNS
 from heddle_sim.profile_files import load_profile
 from tools.profiles.scorecard import (
     ScoreLine,
     Section,
+    configuration_section,
     kv_section,
     layout_section,
     makespan_section,
@@ -25,10 +27,7 @@ def test_a_line_beyond_its_target_stands_first_and_in_its_section() -> None:
 
 
 def test_the_error_of_layouts_by_the_roofline_is_the_one_that_profiles_state() -> None:
-    card = Path("benchmarks/scorecard.md").read_text(encoding="utf-8")
-    _, _, section = card.partition("## Layouts that tables lack")
-    row = next(line for line in section.splitlines() if line.startswith("| all |"))
-    layouts, median, tenth, prompt = row.strip("| ").split(" | ")[1:5]
+    layouts, median, tenth, prompt = _first_row("Layouts that tables lack")
     said = f"{layouts} such layouts, decode steps are {median} % off in the median and one in ten"
     assert BY_ROOFLINE.endswith(f"{said} over {tenth} %, prompts {prompt} %")
     # Of one model: the layouts that it has, none of those without ranks or experts spread.
@@ -37,6 +36,33 @@ def test_the_error_of_layouts_by_the_roofline_is_the_one_that_profiles_state() -
     assert number["all"] == number["ranks"] + number["experts spread alone"]
     assert 0 < number["ranks"] < len(load_profile("qwen3-30b-a3b", "h200").tables)
     assert all(0 < float(cell) < 50 for line in found.lines for cell in line.cells[2:])
+
+
+def test_the_error_of_models_from_a_configuration_is_the_one_that_profiles_state() -> None:
+    runs, _, median, tenth, _ = _first_row("Models with experts from a configuration")
+    said = f"on {runs}, these among them, TPOT of a layout is {median} % off in the median"
+    assert EXPERTS_RUNS.endswith(f"{said}, of one in ten over {tenth} %")
+
+
+def test_rows_of_a_configuration_are_predicted_without_the_shipped_profile(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    head = "backend,model,gpu,precision,tp,input_tokens,output_tokens,concurrency,TTFT_ms,TPOT_ms"
+    row = "vllm,openai/gpt-oss-120b,h100,mxfp4,2,1024,1024,4,60,{}"
+    rows.write_text(f"{head}\n{row.format(5.0)}\n", encoding="utf-8")
+    shipped = [load_profile("gpt-oss-120b", "h100")]
+    found = configuration_section([rows], shipped)
+    assert [line.cells[1:3] for line in found.lines] == [("1", "1"), ("1", "1")]
+    rows.write_text(f"{head}\n{row.format(50.0)}\n", encoding="utf-8")
+    slow = configuration_section([rows], shipped)
+    assert int(slow.lines[0].cells[3]) > int(found.lines[0].cells[3])
+
+
+def _first_row(title: str) -> list[str]:
+    """Figures of all, in a section of the page that is shipped."""
+    card = Path("benchmarks/scorecard.md").read_text(encoding="utf-8")
+    _, _, section = card.partition(f"## {title}")
+    row = next(line for line in section.splitlines() if line.startswith("| all |"))
+    return row.strip("| ").split(" | ")[1:]
 
 
 def test_sections_are_made_of_what_is_shipped() -> None:
