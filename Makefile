@@ -107,8 +107,9 @@ wheel pure-wheel:
 types: $(STAMP)
 	$(BIN)/mypy
 
+# Not bench_against.py, which compares with a checkout that it is given.
 bench: $(STAMP)
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(filter-out %against.py,$(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
