@@ -15,11 +15,12 @@ from statistics import fmean, median
 import click
 import numpy as np
 
-from heddle_calibrate.serving.errors import ServingReport, predicted, shipped_profiles
+from heddle_calibrate.serving.errors import ServingReport, shipped_profiles
 from heddle_calibrate.serving.rows import read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
 from tools.profiles import serving_fit
 from tools.profiles.scorecard import SERVING
+from tools.profiles.serving import left_out_runs
 
 Levels = Mapping[str, Mapping[str, float]]
 Errors = Mapping[str, tuple[float, float]]
@@ -47,13 +48,9 @@ def layout_errors(found: Sequence[ServingSample], levels: Levels) -> Errors:
     """Return errors of each layout by a fit with these terms that has not seen it."""
     shipped, serving_fit.LEVELS = serving_fit.LEVELS, {k: dict(v) for k, v in levels.items()}
     try:
-        without = serving_fit.fits_without(found)
+        runs = left_out_runs(found)
     finally:
         serving_fit.LEVELS = shipped
-    runs = [
-        predicted(s, without[s.row.group].constants(f"{s.model}.{s.row.gpu}", s.row.version))
-        for s in found
-    ]
     parts = ServingReport(runs=runs, left_out=()).groups("vllm")
     return {part.part: (part.tpot, part.ttft) for part in parts}
 

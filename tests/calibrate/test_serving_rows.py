@@ -113,6 +113,9 @@ def test_a_run_slower_than_with_more_clients_is_left_out(tmp_path: Path) -> None
     )
     assert [row.concurrency for row in kept] == [8, 32]
     assert out == ["slower than the same run with as many clients or more: disturbed"]
+    kept, left_out = read_serving_rows([tmp_path / "rows.csv"], every=True)
+    assert [row.concurrency for row in kept] == [8, 16, 32]
+    assert not left_out
 
 
 PROFILES = {

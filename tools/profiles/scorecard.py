@@ -27,11 +27,19 @@ from heddle_calibrate.serving.errors import (
     shipped_profiles,
 )
 from heddle_calibrate.serving.published_rows import PublishedRowsError
+from heddle_calibrate.serving.rows import ENGINES, read_serving_rows
+from heddle_calibrate.serving.samples import samples
 from heddle_core.ids import EngineShape
 from heddle_sim.profile_files import Profile, read_layout
 from heddle_sim.training_files import TRAINING_FILE
 from tools.profiles.kv_sizes import FAULTY, kv_sizes
-from tools.profiles.serving import FittedServing, fit_rows, left_out_errors
+from tools.profiles.serving import (
+    FittedServing,
+    errors_of_groups,
+    fit_rows,
+    left_out_errors,
+    left_out_runs,
+)
 from tools.profiles.serving_floor import floors
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +137,7 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
                 fails=row["part"] == "layout"
                 and any(float(row[k]) > v for k, v in UNSEEN_PCT.items()),
             )
-            for row in fitted
+            for row in [*fitted, *without_rules(paths)]
         ],
     )
     apart = [(e, part) for e in fit.seen.engines for part in fit.unseen["layout"].groups(e)]
@@ -154,6 +162,20 @@ def serving_section(tables: Iterable[Path]) -> Iterator[Section]:
         ],
     )
     yield floor_section(fit)
+
+
+def without_rules(tables: Sequence[Path]) -> list[dict[str, str | float]]:
+    """Errors of layouts left out where no run is left out of the count by a rule."""
+    rows, _ = read_serving_rows(tables, every=True)
+    found, _ = samples(rows, shipped_profiles(), every=True)
+    runs = [
+        run
+        for engine in ENGINES
+        for run in left_out_runs([sample for sample in found if sample.row.engine == engine])
+    ]
+    of = ", ".join(f"{sum(r.row.engine == engine for r in runs)} {engine}" for engine in ENGINES)
+    part = f"layout, without rules ({of} runs)"
+    return errors_of_groups(part, ServingReport(runs=runs, left_out=()))
 
 
 def floor_section(fit: FittedServing) -> Section:

@@ -38,6 +38,7 @@ from tools.profiles.serving_fit import (
     FEWEST,
     LEFT_OUT,
     PRIOR,
+    PriorOf,
     ServingFit,
     fit_serving,
     fits_without,
@@ -92,13 +93,9 @@ def fit_rows(
         fit = fit_serving(own, prior)
         if engine == "vllm" and len({release(s.row.version) for s in own} - {()}) > 2:
             trends = {quantity: release_trend(fit, quantity) for quantity in TRENDS}
-        without = {part: fits_without(own, prior, part) for part in LEFT_OUT}
-        for sample in own:
-            names = f"{sample.model}.{sample.row.gpu}", sample.row.version
-            seen.append(predicted(sample, fit.constants(*names)))
-            for part, of in LEFT_OUT.items():
-                other = without[part][of(sample)]
-                unseen[part].append(predicted(sample, other.constants(*names)))
+        for part in LEFT_OUT:
+            unseen[part] += left_out_runs(own, prior, part)
+        seen += [predicted(s, fit.constants(f"{s.model}.{s.row.gpu}", s.row.version)) for s in own]
     vllm, sglang = (
         [sample for sample in found if sample.row.engine == engine] for engine in ENGINES
     )
@@ -115,6 +112,18 @@ def fit_rows(
         sglang=sglang_terms(sglang, seen, unseen["layout"]) if sglang else None,
         trends=trends,
     )
+
+
+def left_out_runs(
+    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
+) -> list[PredictedRun]:
+    """Predict each run by a fit that has not seen its layout, or other part of `LEFT_OUT`; runs are
+    of one family of engines."""
+    without, part_of = fits_without(found, prior, part), LEFT_OUT[part]
+    return [
+        predicted(s, without[part_of(s)].constants(f"{s.model}.{s.row.gpu}", s.row.version))
+        for s in found
+    ]
 
 
 def sglang_terms(
@@ -248,6 +257,12 @@ COLUMNS = ("engine", "groups", "TPOT median", "TPOT P90", "TPOT worst", "TTFT me
 
 def left_out_errors(fitted: FittedServing) -> list[dict[str, str | float]]:
     """Errors over groups, each a layout, by what the fits have not seen: nothing first."""
+    reports = {"nothing": fitted.seen, **fitted.unseen}
+    return [row for part, report in reports.items() for row in errors_of_groups(part, report)]
+
+
+def errors_of_groups(part: str, report: ServingReport) -> list[dict[str, str | float]]:
+    """Errors over groups of each engine, under the name of what a fit has not seen."""
     return [
         {
             "part": part,
@@ -258,7 +273,6 @@ def left_out_errors(fitted: FittedServing) -> list[dict[str, str | float]]:
             "TPOT worst": round(max(group.tpot for group in groups), 1),
             "TTFT median": round(median(group.ttft for group in groups), 1),
         }
-        for part, report in {"nothing": fitted.seen, **fitted.unseen}.items()
         for engine in report.engines
         for groups in [report.groups(engine)]
     ]

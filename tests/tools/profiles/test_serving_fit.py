@@ -138,6 +138,9 @@ def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
     assert not found
     assert "more than one engine" in out[0].rule
     assert "a limit that is not published" in out[1].rule
+    found, out = samples([fast, waiting], QWEN, every=True)
+    assert [sample.row for sample in found] == [fast, waiting]
+    assert not out
 
 
 # -- profiles --------------------------------------------------------------------------------------
