@@ -27,6 +27,7 @@ from campaigns.fuzz.campaign import Fuzz, FuzzCase
 from campaigns.fuzz.edits import Edit, edited
 from campaigns.kill.campaign import KillCase, Kills
 from campaigns.kill.process import DEFECT, nothing, signalled, started
+from campaigns.mutants.campaign import COVERED_BY, NEAR, ROOT
 from campaigns.mutants.mutations import mutated, mutations
 from campaigns.report import execute, table
 from heddle_compiled import why_not
@@ -293,6 +294,15 @@ def test_every_planted_fault_changes_the_module():
     assert ast.unparse(tree) not in changed
     assert any("values.clear()" not in source for source in changed)
     assert any("value <= limit" in source for source in changed)
+
+
+def test_all_tests_that_judge_planted_faults_are_there():
+    """pytest ends with an error where one is not, which looks like a fault that was found."""
+    judges = [test for tests in COVERED_BY.values() for test in tests]
+    judges += [f"tests/{folder}" for folders in NEAR.values() for folder in folders]
+    for path, _, name in (judge.partition("::") for judge in judges):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), name
 
 
 def test_no_process_of_a_campaign_is_left():
