@@ -461,3 +461,15 @@ def test_spans_in_no_known_form_are_passed_over(tmp_path: Path, scopes: object):
     odd = json.dumps({"resourceSpans": [{"resource": 7, "scopeSpans": scopes}]})
     (tmp_path / "odd.jsonl").write_text(f"{whole}\n{odd}\n")
     assert read_observed([tmp_path / "odd.jsonl"]).steps.count == 4
+
+
+def test_spans_are_put_in_order_of_their_starts(tmp_path: Path):
+    lines = (FIXTURES / "vllm_spans.jsonl").read_text().splitlines()
+    found = []
+    for name, order in (("as.jsonl", lines), ("back.jsonl", lines[::-1])):
+        (tmp_path / name).write_text("\n".join(order) + "\n")
+        made = read_observed([tmp_path / name]).steps.observations()
+        requests = [each for each in made if isinstance(each, ObservedRequest)]
+        found.append(sorted(requests, key=lambda each: (each.trajectory_id, each.step or 0)))
+    assert found[0] == found[1]
+    assert [each.tool_s for each in found[0]].count(None) == 2

@@ -63,4 +63,4 @@ class SentPrefixes:
             del self._prompts[t.group]
 
     def __len__(self) -> int:
-        return len(self._contexts) + len(self._prompts)
+        return len(self._contexts) + len(self._prompts) + len(self._live)

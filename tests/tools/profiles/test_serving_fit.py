@@ -143,6 +143,16 @@ def test_impossible_runs_are_left_out(known: list[ServingSample]) -> None:
     assert not out
 
 
+@pytest.mark.parametrize(("runs", "left"), [(3, 0), (4, 3)])
+def test_a_third_of_impossible_runs_leaves_out_the_others(runs: int, left: int) -> None:
+    row = replace(made()[0].row, line=0)
+    several = replace(row, concurrency=64, input_tokens=4096, ttft_s=0.05, tpot_s=0.002)
+    several = replace(several, limits=limits({}, clients=64, input_tokens=4096))
+    rows = [several, *(replace(row, line=line) for line in range(1, runs))]
+    found, out = samples(rows, QWEN)
+    assert (len(found), len(out)) == (left, runs - left)
+
+
 # -- profiles --------------------------------------------------------------------------------------
 
 
