@@ -297,6 +297,11 @@ def test_without_prices_gpu_hours_decide():
     assert recommended_of(rows, RolloutLimits(deadline_s=500.0), "cost") is rows[0]
 
 
+def test_of_clusters_that_cost_nothing_the_fastest_is_taken():
+    rows = (Row(8, 400.0, 0.0), Row(64, 300.0, 0.0))
+    assert recommended_of(rows, RolloutLimits(deadline_s=500.0), "cost") is rows[1]
+
+
 def test_a_class_without_a_price_is_refused_where_dollars_decide(coding: Path):
     on = {"model": "qwen3-8b", "gpus": 8}
     with pytest.raises(ConfigError, match=r"gb200 has no price, and dollars decide"):
