@@ -43,7 +43,8 @@ COVERED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "heddle_calibrate": ("tests/calibrate", "tests/app/test_calibrate_serving.py"),
     "heddle_predict": ("tests/predict",),
     "heddle": tuple(
-        f"tests/app/test_{name}.py" for name in ("compare", "plan_search", "loop", "cli")
+        f"tests/app/test_{name}.py"
+        for name in ("compare", "plan_search", "plan_clusters", "loop", "cli")
     ),
 }
 """Tests of a package, one after the other, after those that import the module.
