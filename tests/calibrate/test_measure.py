@@ -103,6 +103,7 @@ def test_nothing_that_is_held_out_is_a_batch_and_context_of_the_grid() -> None:
         prompts = [c for c in prefill_cells(size, LIMITS) if c.held_out]
         assert any(c.batch for c in prompts)
         assert any(not c.batch for c in prompts)
+        assert {c.together for c in prompts} == {1, 3}, "between those that are fitted"
 
 
 @pytest.mark.parametrize("capacity", [600, 3000, 10**6])

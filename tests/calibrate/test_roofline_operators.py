@@ -227,4 +227,11 @@ def test_linear_attention_takes_as_long_at_any_context() -> None:
     assert (near["linear attention"].count, near["attention"].count) == (48, 16)
     # Matrices of 48 heads, 128 x 128 in float32, read and written; and vectors in and out.
     states = 4 * 48 * 128 * 128 * 4 * 2
-    assert float(near["linear attention"].bytes[0]) == pytest.approx(states, rel=0.01)
+    vectors = 4 * (2 * (16 + 48) * 128 + 2 * 48) * 2
+    assert float(near["linear attention"].bytes[0]) == states + vectors
+
+
+@pytest.mark.parametrize(("dp", "exchanged"), [(1, False), (2, True), (4, True)])
+def test_ranks_of_data_parallelism_exchange_tokens_of_experts(dp: int, exchanged: bool) -> None:
+    found = decode(shape("Qwen3-30B-A3B"), 4, 2048, ep=4, dp=dp, tp=4 // dp)
+    assert any(each.name == "dispatch and combine" for each in found) == exchanged

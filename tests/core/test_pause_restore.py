@@ -167,6 +167,17 @@ def test_those_that_go_on_come_before_new_ones_and_these_before_those_in_a_tool(
     assert part.place(tool, ledger) is None
 
 
+def test_late_in_a_run_new_ones_come_no_sooner_before_those_that_go_on():
+    ledger = cluster(1_000)
+    ledger.now_s = 1_000.0
+    part = begun(ledger)
+    new = paused(ledger, part, "new", 500, step=0)
+    on = paused(ledger, part, "on", 300, step=3)
+    at(ledger, "active", "e0", 100)
+    # Of the 800 that are left the one that goes on needs 400, the new one 600.
+    assert review(part, ledger, new, on) == [("on", "e0")]
+
+
 def test_one_that_is_restored_in_its_tool_goes_to_its_new_engine_without_waiting():
     ledger = cluster(1_000, 2_000)
     part = begun(ledger)

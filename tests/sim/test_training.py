@@ -325,6 +325,8 @@ def test_a_layout_shards_weights_and_activations():
             backend="megatron",
             layout=TrainLayout(tp=1),
         )
+    with pytest.raises(TrainingError, match="60 GPUs do not divide by TP 8 x PP 4"):
+        training_memory("llama-3.1-70b", gpu="h100", gpus=60, longest=4096, layout=wide)
     with pytest.raises(TrainingError, match="no memory size of GPU 'tpu'"):
         check_memory("qwen3-8b", gpu="tpu", gpus=8, longest=10)
 
