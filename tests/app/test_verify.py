@@ -156,7 +156,7 @@ def test_engines_and_slots_are_read_from_metrics_beside_requests(heddle: Heddle,
     run = recorded(heddle, "verl", "--gpus", 2, "--max-running", 3)
     steps = observed_run(load_run(run))
     samples = [
-        ObservedEngine(engine=f"e{at}", time_s=1.0, running=3.0, waiting=2.0) for at in range(2)
+        ObservedEngine(engine=f"e{at}", time_s=1.0, running=3.0, waiting=1.0) for at in range(2)
     ]
     path = tmp_path / "observed.jsonl"
     write_observed(path, steps.header, [*steps.observations(), *samples])
