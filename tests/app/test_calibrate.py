@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 
 from heddle.runs import load_run
-from heddle_calibrate.check import Checked, Figure, rankings
+from heddle_calibrate.check import Checked, Figure, rankings, simulation_of_run
 from heddle_calibrate.sweeps import read_sweep
+from heddle_core.commands import SolvePlan
+from heddle_core.events import PlanSolved, Tick
 from heddle_core.ids import EngineId
+from heddle_core.plans import ResourcePlan
 from heddle_rollout.clock import Clock
 from heddle_runtime.virtual_time import run_virtual
 from heddle_runtime.vllm.settings import SUPPORTED, Installed, Platform
 from heddle_sim.config import SimulationConfig
 from heddle_sim.profile_files import PROFILE_FOLDER, load_profile, read_profile
 from heddle_trace import synth, write_trace
-from tests.app.journals import BRIEF, ONE_RUN, Heddle, run_of
+from tests.app.journals import BRIEF, ONE_RUN, Heddle, entry, run_of
+from tests.app.test_journal_columns import Problem
 
 SMALL = (
     "--model",
@@ -474,3 +478,19 @@ def test_a_check_reads_the_run_as_it_is(heddle: Heddle, run: Callable[..., Path]
     done(heddle, "profile", "check", path)
     assert {f.name: f.read_bytes() for f in path.iterdir() if f.is_file()} == before
     assert load_run(path).status == "finished"
+
+
+def test_a_search_for_a_plan_takes_as_long_as_in_the_run():
+    search = SolvePlan(plan=1, problem=Problem((1.0,), {2: 0.5}))
+    found = ResourcePlan(engines=())
+    entries = [
+        entry(Tick(time_s=3.0), search),
+        entry(PlanSolved(time_s=5.5, plan=1, resource_plan=found)),
+    ]
+    of_profile = SimulationConfig(
+        table=lambda shape: pytest.fail("no table is needed"),
+        transfer_fixed_s=0.0,
+        transfer_bytes_per_s=1e9,
+    )
+    assert simulation_of_run(entries, of_profile).planning_s == 2.5
+    assert simulation_of_run(entries[1:], of_profile).planning_s is None
