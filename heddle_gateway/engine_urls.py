@@ -1,8 +1,8 @@
 """Engines that others started: they join and leave by URL, and are used for rendering too."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -12,7 +12,7 @@ from heddle_core.plans import EngineSpec
 from heddle_gateway.errors import ApiError, unavailable
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.openai_api import ServedModel
-from heddle_runtime.vllm_http.endpoint import UnreachableError, UrlError, base_of
+from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError, UrlError, base_of
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError
 
@@ -63,55 +63,36 @@ class RegisteredEngines:
         gateway.url_of, gateway.engine_at = self._url_of, self._engine_at
         model.adapters = self._adapters
 
-    async def expect_all(
+    async def expect(
         self,
         engines: Iterable[tuple[str, Mapping[str, Any]]],
         on_note: Callable[[str], None],
     ) -> list[tuple[str, ApiError]]:
-        """Register engines by URL and options, see `expect`: those that answer, in their order.
+        """Register engines that the gateway's owner names, by URL and options, in their order.
 
-        All are probed at once: each that is silent takes its whole limit. Returns what is wrong
-        with those that cannot be registered.
+        They get the key of engines. All are probed at once, since each that is silent takes its
+        whole limit. What keeps one out is a note, and it joins as soon as it can be used. Returns
+        what is wrong with those that never can.
         """
-        tasks: dict[asyncio.Task[None], str] = {}
-        for url, options in engines:
-            expecting = self.expect(url, options, on_note, before=tuple(tasks))
-            tasks[asyncio.create_task(expecting)] = url
-        wrong = []
-        for task, url in tasks.items():
+        given, wrong = list(engines), []
+        for url, _ in given:
+            with suppress(UrlError):
+                self._keyed |= {base_of(url)}
+        probes = [asyncio.create_task(self._probed(*each)) for each in given]
+        for (url, options), probed in zip(given, probes, strict=True):
             try:
-                await task
+                for lack in (await probed)()["lacks"]:
+                    on_note(f"{url}: {lack}")
             except ApiError as error:
-                wrong.append((url, error))
+                if error.error["code"] != "not_an_engine":
+                    wrong.append((url, error))
+                    continue
+                on_note(f"{error}. It joins when it can be used")
+                base_url, said = base_of(url), str(error)
+                self._expect_no_more(base_url)  # it may be named twice
+                adding = self._add_later(url, base_url, options, on_note, said)
+                self._expected[base_url] = asyncio.create_task(adding)
         return wrong
-
-    async def expect(
-        self,
-        url: str,
-        options: Mapping[str, Any],
-        on_note: Callable[[str], None],
-        *,
-        before: Sequence[asyncio.Task[None]] = (),
-    ) -> None:
-        """Register an engine that the gateway's owner names, with the key that engines get, now or
-        as soon as it can be used; what keeps it out is a note. It comes after the tasks `before`.
-
-        Raises:
-            ApiError: the URL is none, or an option is wrong.
-        """
-        with suppress(UrlError):
-            self._keyed |= {base_of(url)}
-        try:
-            for lack in (await self.add(url, options, before=before))["lacks"]:
-                on_note(f"{url}: {lack}")
-        except ApiError as error:
-            if error.error["code"] != "not_an_engine":
-                raise
-            on_note(f"{error}. It joins when it can be used")
-            base_url, said = base_of(url), str(error)
-            self._expect_no_more(base_url)  # it may be named twice
-            adding = self._add_later(url, base_url, options, on_note, said)
-            self._expected[base_url] = asyncio.create_task(adding)
 
     async def _add_later(
         self,
@@ -140,20 +121,20 @@ class RegisteredEngines:
             task.cancel()
         self._expected.clear()
 
-    async def add(
-        self,
-        url: str,
-        options: Mapping[str, Any],
-        *,
-        before: Sequence[asyncio.Task[None]] = (),
-    ) -> Mapping[str, Any]:
+    async def add(self, url: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Register an engine after a probe; one that is registered is probed again.
 
-        Returns what it is, `id` and `url` among it. It comes after the tasks `before`.
+        Returns what it is, `id` and `url` among it.
 
         Raises:
             ApiError: it cannot be used, or is leaving.
         """
+        return (await self._probed(url, options))()
+
+    async def _probed(
+        self, url: str, options: Mapping[str, Any]
+    ) -> Callable[[], Mapping[str, Any]]:
+        """Probe an engine; return what registers it."""
         tp = _positive(options, "tp")
         slots = _positive(options, "max_running")
         key = options.get("api_key")
@@ -178,17 +159,15 @@ class RegisteredEngines:
                 "first",
                 param="tp",
             )
-        try:
-            facts = await self._launcher.add(
-                url,
-                tp=spec.shape.tp if spec is not None else tp,
-                api_key=key or "",
-                before=before,
-            )
-        except UrlError as error:
-            raise ApiError(400, str(error), param="url") from None
-        except ProbeError as error:
-            raise ApiError(400, str(error), param="url", code="not_an_engine") from None
+        with _refusing():
+            found = await self._launcher.probed(url, api_key=key or "")
+        return lambda: self._register(found, spec.shape.tp if spec is not None else tp, slots)
+
+    def _register(
+        self, found: tuple[Endpoint, EndpointFacts], tp: int | None, slots: int | None
+    ) -> Mapping[str, Any]:
+        with _refusing():
+            facts = self._launcher.register(*found, tp=tp)
         engine = self._engines.get(facts.url)
         if engine is None:
             engine = self._join(facts, tp or facts.tp or self._tp or 1, slots)
@@ -335,6 +314,17 @@ class RegisteredEngines:
         if faults:
             raise ApiError(502, "; ".join(faults), kind="server_error", code="engine_refused")
         return answers
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise what is wrong with an engine as clients get it."""
+    try:
+        yield
+    except UrlError as error:
+        raise ApiError(400, str(error), param="url") from None
+    except ProbeError as error:
+        raise ApiError(400, str(error), param="url", code="not_an_engine") from None
 
 
 def _positive(options: Mapping[str, Any], name: str) -> int | None:

@@ -54,7 +54,7 @@ class Reload:
         for url in set(before).difference(workers):
             engines.remove(url, drain=True)
         new = [(url, dict[str, Any]()) for url in workers if url not in before]
-        for url, error in await engines.expect_all(new, self._on_note):
+        for url, error in await engines.expect(new, self._on_note):
             notes.append(f"serve.workers: {url}: {error}")
             self._workers = tuple(each for each in self._workers if each != url)
         return notes

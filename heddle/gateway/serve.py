@@ -351,7 +351,7 @@ class _Served:
         front.engine_facts = rendering.facts
         tps = config.engine_tps or (None,) * len(config.engine_urls)
         given = ((url, {"tp": tp}) for url, tp in zip(config.engine_urls, tps, strict=True))
-        for url, error in await engines.expect_all(given, self._on_note):
+        for url, error in await engines.expect(given, self._on_note):
             raise GatewayFailedError(f"--worker {url}: {error}")
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from heddle_core.plans import EngineSpec
@@ -68,28 +68,29 @@ class HttpLauncher:
         return tuple(self._registered.values())
 
     async def add(
-        self,
-        url: str,
-        *,
-        api_key: str = "",
-        gpu: str = "",
-        tp: int | None = None,
-        before: Sequence[asyncio.Task[None]] = (),
+        self, url: str, *, api_key: str = "", gpu: str = "", tp: int | None = None
     ) -> EndpointFacts:
-        """Register a URL after a probe, or probe it again; return what it is.
+        """Register a URL after a probe, or probe it again; see `probed` and `register`."""
+        return self.register(*await self.probed(url, api_key=api_key), gpu=gpu, tp=tp)
 
-        `api_key` is sent to this URL only. Without `tp` it is what the server says, else 1. It is
-        registered when the tasks `before` have ended.
+    async def probed(self, url: str, *, api_key: str = "") -> tuple[Endpoint, EndpointFacts]:
+        """Find out what a URL is. `api_key` is sent to this URL only.
 
         Raises:
             UrlError: it is no URL of an engine.
-            ProbeError: it cannot be used, serves another model than the others, or has another TP
-                degree.
+            ProbeError: it cannot be used.
         """
         endpoint = Endpoint(url, self._connections, api_key=api_key)
-        facts = await probe(endpoint, limit_s=self._settings.answer_limit_s)
-        if before:
-            await asyncio.wait(before)
+        return endpoint, await probe(endpoint, limit_s=self._settings.answer_limit_s)
+
+    def register(
+        self, endpoint: Endpoint, facts: EndpointFacts, *, gpu: str = "", tp: int | None = None
+    ) -> EndpointFacts:
+        """Register what was probed, and return it. Without `tp` it is what the server says, else 1.
+
+        Raises:
+            ProbeError: it serves another model than the others, or has another TP degree.
+        """
         self._check_model(facts)
         if None not in (tp, facts.tp) and tp != facts.tp:
             raise ProbeError(f"{facts.url} has TP {facts.tp}, not {tp}: leave tp out, or mend it")
