@@ -49,7 +49,7 @@ def read_tenants(path: Path) -> Mapping[str, Tenant]:
         found = msgspec.convert(tomllib.loads(path.read_text()), _Tables)
     except OSError as error:
         raise TenantsError(f"serve.keys: {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise TenantsError(
             f"serve.keys: {path}: {error}. Give each name a table with sha256, as "
             "`printf %s KEY | sha256sum` prints it"

@@ -171,7 +171,7 @@ def _header(path: Path, file: zipfile.ZipFile) -> Header:
     data = file.read(_HEADER)
     try:
         named = msgspec.json.decode(data, type=_Named)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         named = _Named(schema="")
     schema = named.schema
     name, _, version = schema.partition("/")

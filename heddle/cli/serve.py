@@ -219,8 +219,9 @@ def _replies(path: Path) -> "Replies":
         if line.strip():
             try:
                 messages.append(json.loads(line))
-            except ValueError as error:
-                raise ConfigError(f"{path}, line {number}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                text = "write one message as JSON in each line"
+                raise ConfigError(f"{path}, line {number}: {error}: {text}") from None
     try:
         return Replies(messages)
     except ValueError as error:

@@ -111,7 +111,7 @@ def read_samples(path: Path) -> list[SampleLength]:
     for number, line in enumerate(lines[1:], 2):
         try:
             samples.append(decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}: remove the line, or begin a new file"
             ) from None
@@ -125,7 +125,7 @@ def read_samples(path: Path) -> list[SampleLength]:
 def _check_schema(path: Path, line: bytes) -> None:
     try:
         found = msgspec.json.decode(line, type=dict[str, Any]).get("schema")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
     if found != SCHEMA:
         raise ConfigError(

@@ -87,7 +87,7 @@ def _own_engines(made: RunSetup) -> Iterator[Check]:
     yield _tried("engines", said, lambda: engine_facts(config, largest, planned_tps(made)))
     try:
         tokenizer: Any = json.loads((folder / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         tokenizer = {}
     given = any(option.startswith("--chat-template") for option in config.serve.render_options)
     if not (given or "chat_template" in tokenizer or (folder / "chat_template.jinja").exists()):

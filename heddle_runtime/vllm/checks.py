@@ -141,7 +141,7 @@ def read_model(model_dir: str, *, weights: bool = True) -> ModelFacts:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EngineSetupError(f"{folder} is not a model folder: it has no config.json") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise EngineSetupError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(config, dict) or not config.get("architectures"):
         raise EngineSetupError(f"{path} names no model: it has no architectures")
@@ -172,7 +172,7 @@ def _weight_files(folder: Path) -> list[Path]:
         return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
     try:
         names = dict.fromkeys(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
         raise EngineSetupError(f"{index} is not a list of weights: {error!r}") from None
     for name in names:
         if not (folder / name).is_file():

@@ -171,14 +171,14 @@ class Answer(msgspec.Struct, frozen=True):
         """Its content; None if that is no JSON."""
         try:
             return msgspec.json.decode(self.data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def first_event(self) -> Any:
         """Content of the first event of a stream; None if there is none."""
         for line in self.data.splitlines():
             if line.startswith(b"data:"):
-                with suppress(msgspec.DecodeError):
+                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     return msgspec.json.decode(line[len(b"data:") :])
         return None
 

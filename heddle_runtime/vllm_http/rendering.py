@@ -226,7 +226,7 @@ class HttpRenderer:
     async def _call(self, path: str, body: Any) -> Any:
         try:
             return msgspec.json.decode(await self._answered(path, body))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     async def _answered(self, path: str, body: Any) -> bytes:

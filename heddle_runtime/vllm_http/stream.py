@@ -62,7 +62,7 @@ def read_chunk(data: bytes) -> GenerateChunk:
     """
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"its answer is not that of /inference/v1/generate: {error}") from None
 
 

@@ -277,6 +277,21 @@ def test_bad_options_end_in_one_message(
     assert "secret" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [("keys", "Give each name a table"), ("fake_replies", "write one message as JSON")],
+)
+def test_a_file_that_is_nested_too_deeply_is_named(
+    heddle: Heddle, key: str, remedy: str, tmp_path: Path
+):
+    path = tmp_path / "deep"
+    path.write_text("a = " * (key == "keys") + "[" * 5_000)
+    done = heddle("serve", "--port", 0, "--engine", "fake", "--set", f"serve.{key}={path}")
+    assert done.exit_code == 2
+    assert str(path) in done.output and remedy in done.output, done.output
+    assert "Traceback" not in done.output
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_that_others_reach_needs_a_key_or_the_word_that_it_needs_none(
     heddle: Heddle, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

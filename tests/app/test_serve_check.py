@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the gateway needs aiohttp: pip install 'heddle-rl[serve]'")
 
 from heddle_gateway.saved import SavedState
+from heddle_runtime.tiny_model import make_tiny_model
 from tests.app.gateways import gateway
 from tests.app.journals import Heddle
 from tests.app.test_serve import FakeVllmThread
@@ -109,3 +110,12 @@ def test_servers_of_other_models_are_asked_for_them(heddle: Heddle, tmp_path: Pa
 def test_a_model_of_ones_own_needs_a_chat_template(heddle: Heddle, tmp_path: Path):
     _, found = checked(heddle, "--engine", "vllm", "--model-dir", tmp_path)
     assert not found["configuration"][0]
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("safetensors")
+    make_tiny_model(tmp_path)
+    assert str(tmp_path) not in checked(heddle, "--engine", "vllm", "--model-dir", tmp_path)[1]
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("[" * 5_000)
+    status, found = checked(heddle, "--engine", "vllm", "--model-dir", tmp_path)
+    assert status == 2
+    assert "--chat-template=FILE" in found[str(tmp_path)][1]

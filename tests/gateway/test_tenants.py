@@ -289,6 +289,7 @@ def test_keys_are_read_again_and_bad_files_keep_those_of_before(tmp_path: Path):
         ("[a]\nsha256 = '" + "0" * 64 + "'\nlimit = 3", "limit"),
         ("[a]\nsha256 = '" + "0" * 64 + "'\n[b]\nsha256 = '" + "0" * 64 + "'", "same key"),
         ("[a", "keys.toml"),
+        ("[a]\nsha256 = " + "[" * 5_000, "keys.toml: .* Give each name a table"),
         ("# nobody yet\n", "names nobody"),
         ("[a]\nsha256 = '" + digest("") + "'", "the key of a is empty"),
         ('[a]\nsha256 = """' + "0" * 64 + '\n"""', "sha256"),

@@ -116,6 +116,10 @@ def test_a_zip_of_something_else_is_refused(tmp_path):
         opened.writestr("a.txt", "hello")
     with pytest.raises(PredictError, match=r"not a model of Heddle \(it has no header.json\)"):
         read_artefact(path)
+    with zipfile.ZipFile(path, "w") as opened:
+        opened.writestr("header.json", '{"a": ' + "[" * 5_000)
+    with pytest.raises(PredictError, match="its schema is ''"):
+        read_artefact(path)
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA, 93])

@@ -15,6 +15,7 @@ from campaigns.faults.mock_bodies import continued, text_of
 from heddle_core.ids import TrajectoryId
 from heddle_rollout.engines import StepRequest
 from heddle_runtime.generation import Generation, Refusal, Relay
+from heddle_runtime.vllm_http.endpoint import Answer
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.relay import (
     EngineError,
@@ -27,7 +28,7 @@ from heddle_runtime.vllm_http.relay import (
 )
 from heddle_runtime.vllm_http.settings import HttpSettings
 from heddle_runtime.vllm_http.step import HttpStep
-from heddle_runtime.vllm_http.stream import ProtocolError
+from heddle_runtime.vllm_http.stream import ProtocolError, read_chunk
 from tests.rollout.contract import LONG_OUTPUT, ids, request, until
 from tests.runtime.fake_vllm import MODEL
 from tests.runtime.test_circuit import Listens
@@ -146,8 +147,11 @@ def test_an_error_object_has_the_status_that_it_names(data, status, message):
 
 @pytest.mark.parametrize("data", [b"", b"<html>", b'{"a"', b"[]", b'"x"', b"\xff", b"[" * 9_999])
 def test_what_is_no_object_is_no_answer(data):
-    with pytest.raises(ProtocolError):
-        read_object(data)
+    for read in (read_object, read_chunk):
+        with pytest.raises(ProtocolError):
+            read(data)
+    assert not isinstance(Answer(200, data, {}).json(), dict)
+    assert not isinstance(Answer(200, b"data: " + data, {}).first_event(), dict)
 
 
 @pytest.mark.parametrize(

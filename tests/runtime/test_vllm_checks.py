@@ -93,6 +93,7 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
     [
         (lambda m: (m / "config.json").unlink(), "no config.json"),
         (lambda m: (m / "config.json").write_text("{"), "JSON"),
+        (lambda m: (m / "config.json").write_text("[" * 5_000), "JSON"),
         (lambda m: (m / "config.json").write_text("[]"), "no architectures"),
         (lambda m: (m / "model.safetensors").unlink(), "no weights"),
         (
@@ -106,6 +107,7 @@ def test_another_release_is_refused_unless_it_is_allowed(model, monkeypatch):
             "lacks part-1.safetensors",
         ),
         (lambda m: (m / "model.safetensors.index.json").write_text("{}"), "not a list of weights"),
+        (lambda m: (m / "model.safetensors.index.json").write_text("[" * 5_000), "not a list of w"),
     ],
 )
 def test_a_folder_that_is_no_model(model, spoil, message):
