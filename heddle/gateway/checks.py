@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -109,7 +109,7 @@ async def _by_url(config: RunConfig, gateway: GatewayConfig, made: RunSetup | No
     tps = {shape.tp for shape in made.context.cost.by_shape} if made is not None else set()
     facts = [each for each in engines if isinstance(each, EndpointFacts)]
     found = [each for each in engines if isinstance(each, Check)]
-    return [*found, *(_fit(each, facts[0], tps) for each in facts), *models]
+    return [*found, *(_fit(each, facts, tps) for each in facts), *models]
 
 
 async def _engine(url: str, http: Connections, key: str) -> EndpointFacts | Check:
@@ -119,10 +119,12 @@ async def _engine(url: str, http: Connections, key: str) -> EndpointFacts | Chec
         return Check(url, str(error).removeprefix(url).lstrip(": "), ok=False)
 
 
-def _fit(facts: EndpointFacts, first: EndpointFacts, tps: set[int]) -> Check:
-    """Whether an engine can be used beside the first, and for all requests."""
-    wrong = ""
-    if facts.model != first.model and facts.root != first.root:
+def _fit(facts: EndpointFacts, every: Sequence[EndpointFacts], tps: set[int]) -> Check:
+    """Whether an engine can be used beside the others, and for all requests."""
+    first, wrong = every[0], ""
+    if same := [each.url for each in every if facts.is_at(each)]:
+        wrong = f"is the engine of {same[0]}: give one URL of each"
+    elif facts.model != first.model and facts.root != first.root:
         wrong = f"serves {facts.model}, and {first.url} {first.model}: all must have one model"
     elif facts.release != first.release:
         wrong = f"is vLLM {facts.release}, and {first.url} {first.release}: give all one release"

@@ -23,7 +23,8 @@ MESSAGE_CHARACTERS = 500
 """Of an endpoint's own error message, as far as it is quoted."""
 _IN_URLS = "/?#[]@!$&'()*+,;=:%~"
 """Characters that a path and its query have as they are, escapes of others among them."""
-_URL = re.compile(r"https?://[^/?#@\s]+(/[^?#\s]*)?")
+_URL = re.compile(r"(?i:https?)://[^/?#@\s]+(/[^?#\s]*)?")
+_PORTS = {"http": 80, "https": 443}
 
 
 class UnreachableError(Exception):
@@ -39,21 +40,27 @@ class UrlError(ValueError):
 
 
 def base_of(url: str) -> str:
-    """Return the URL below which the paths of vLLM are; a trailing `/v1` is dropped.
+    """Return the URL below which the paths of vLLM are, the same for each way to write it.
+
+    Small letters in the host; no port where it is the usual one; no trailing `/v1`.
 
     Raises:
         UrlError: it is no HTTP URL, or has a password, a query or a fragment.
     """
     try:
         found = _URL.fullmatch(url) and urlsplit(url)
-    except ValueError:  # a host in brackets that is no address
+        port = found and found.port
+    except ValueError:  # a host in brackets that is no address, or no port that there can be
         found = None
     if not found:
         shown = re.sub(r"//[^/]*@", "//...@", url)[:200]
         raise UrlError(
             f"{shown!r} is not the URL of an engine: write http://host:port, and its key apart"
         )
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+    host = found.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    host += "" if port in (None, _PORTS[found.scheme]) else f":{port}"
+    return f"{found.scheme}://{host}{found.path}".rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class Endpoint:
@@ -68,11 +75,8 @@ class Endpoint:
         self.url = base_of(url)
         self._connections = connections
         parts = urlsplit(self.url)
-        tls = parts.scheme == "https"
-        try:
-            self._origin = Origin(parts.hostname or "", parts.port or (443 if tls else 80), tls)
-        except ValueError:
-            raise UrlError(f"{self.url} has no port that there can be") from None
+        port = parts.port or _PORTS[parts.scheme]
+        self._origin = Origin(parts.hostname or "", port, parts.scheme == "https")
         self._prefix = quote(parts.path, safe=_IN_URLS)
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise UrlError(f"the key for {self.url} has characters that no header can have")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineListener
 from heddle_runtime.vllm_http.connections import Connections
-from heddle_runtime.vllm_http.endpoint import Endpoint, base_of
+from heddle_runtime.vllm_http.endpoint import Endpoint, UrlError, base_of
 from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.probe import EndpointFacts, ProbeError, probe
 from heddle_runtime.vllm_http.settings import HttpSettings
@@ -89,8 +89,12 @@ class HttpLauncher:
         """Register what was probed, and return it. Without `tp` it is what the server says, else 1.
 
         Raises:
+            UrlError: it is the engine of another URL.
             ProbeError: it serves another model than the others, or has another TP degree.
         """
+        for other in self._registered.values():
+            if facts.is_at(other.facts):
+                raise UrlError(f"{facts.url} is the engine of {other.url}: give one URL of each")
         self._check_model(facts)
         if None not in (tp, facts.tp) and tp != facts.tp:
             raise ProbeError(f"{facts.url} has TP {facts.tp}, not {tp}: leave tp out, or mend it")
@@ -132,7 +136,7 @@ class HttpLauncher:
         Raises:
             KeyError: it is not registered.
         """
-        registered = self._registered.pop(url.rstrip("/").removesuffix("/v1").rstrip("/"))
+        registered = self._registered.pop(base_of(url))
         if not self._registered:
             self._any.clear()
         name = registered.engine_name

@@ -13,6 +13,13 @@ _DRAFTS = "vllm:spec_decode_num_drafts_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 _ITERATIONS = "vllm:iteration_tokens_total_count"
 _ITERATION_TOKENS = "vllm:iteration_tokens_total_sum"
+_BEGAN = "process_start_time_seconds", "vllm:num_preemptions_created"
+
+
+def began(text: str) -> str:
+    """When the process and its counters began; empty where it does not say both."""
+    said = [" ".join(_lines(text, name)) for name in _BEGAN]
+    return " ".join(said) if all(said) else ""
 
 
 def cache_labels(text: str) -> list[dict[str, str]]:

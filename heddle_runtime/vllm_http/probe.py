@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from heddle_runtime.vllm_http.endpoint import Answer, Endpoint, UnreachableError
-from heddle_runtime.vllm_http.metrics import cache_labels
+from heddle_runtime.vllm_http.metrics import began, cache_labels
 from heddle_runtime.vllm_http.stream import ProtocolError, read_chunk
 
 CHAT = "/v1/chat/completions"
@@ -68,6 +68,9 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks."""
     parses: bool = False
     """Whether it has a parser of tool calls or reasoning."""
+    began: str = ""
+    """When its process and its counters began, which differs from those of all others; "" where it
+    does not say both: with several API servers."""
     answers: dict[str, dict[str, Any]] = {}
     """Its whole answer to a request of one token, by path: which fields its release has. None for
     an endpoint that it does not serve: without a chat template there is no chat."""
@@ -91,6 +94,10 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True):
         elif self.scheduling != "priority":
             missing.append("first come, first served: what it cannot run at once keeps no order")
         return tuple(missing)
+
+    def is_at(self, other: "EndpointFacts") -> bool:
+        """Whether it is the engine that has another URL."""
+        return self.url != other.url and "" != self.began == other.began
 
     @property
     def line(self) -> str:
@@ -127,8 +134,8 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
     model = _base_model(models)
     if not isinstance(release, str) or model is None:
         raise ProbeError(f"{url} is not vLLM: its /version and /v1/models are not those of vLLM")
-    metrics = await endpoint.call("/metrics", limit_s=limit_s)
-    ranks = cache_labels(metrics.data.decode("utf-8", "replace"))
+    metrics = (await endpoint.call("/metrics", limit_s=limit_s)).data.decode("utf-8", "replace")
+    ranks = cache_labels(metrics)
     try:
         blocks = [int(rank["num_gpu_blocks"]) - 1 for rank in ranks]  # one is the null block
         block_tokens = int(ranks[0]["block_size"])
@@ -165,6 +172,7 @@ async def _probe(endpoint: Endpoint, limit_s: float) -> EndpointFacts:
         adapters=_adapters(models),
         ranks=len(ranks),
         parses=await _parses(endpoint, limit_s),
+        began=began(metrics),
         answers=answers,
     )
 

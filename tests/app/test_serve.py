@@ -288,7 +288,8 @@ def test_a_file_that_is_nested_too_deeply_is_named(
     path.write_text("a = " * (key == "keys") + "[" * 5_000)
     done = heddle("serve", "--port", 0, "--engine", "fake", "--set", f"serve.{key}={path}")
     assert done.exit_code == 2
-    assert str(path) in done.output and remedy in done.output, done.output
+    assert str(path) in done.output, done.output
+    assert remedy in done.output
     assert "Traceback" not in done.output
 
 

@@ -64,6 +64,14 @@ def test_an_engine_that_cannot_be_used_is_named_with_the_remedy(heddle: Heddle, 
     assert remedy in said
 
 
+def test_an_engine_that_is_given_by_two_names_is_said(heddle: Heddle):
+    with FakeVllmThread() as url:
+        same = url.replace("127.0.0.1", "localhost")
+        status, found = checked(heddle, "--worker", url, "--worker", same)
+    assert status == 2
+    assert f"is the engine of {url}" in found[same][1]
+
+
 def test_every_fault_of_a_configuration_is_said_at_once(heddle: Heddle, tmp_path: Path):
     state = tmp_path / "state.db"
     held = SavedState(state, 1.0, 1.0)

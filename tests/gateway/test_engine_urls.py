@@ -374,6 +374,25 @@ def test_what_takes_an_engine_out_is_checked():
     run(main())
 
 
+def test_an_engine_that_is_given_by_two_names_is_one():
+    async def main() -> None:
+        async with registered(servers=1, more=1) as at:
+            one, other = (server.url for server in at.servers)
+            assert (await at.add(one.upper() + "/V1/".lower()))[0] == 200
+            same = one.replace("127.0.0.1", "localhost")
+            status, refused = await at.add(same, api_key=KEY)
+            assert (status, refused["error"]["param"]) == (400, "url")
+            assert f"{same} is the engine of {one}" in refused["error"]["message"]
+            [(url, _)] = await at.engines.expect([(other, {}), (same, {})], lambda note: None)
+            assert url == same
+            await at.until(ready=2)
+            assert [each["url"] for each in at.engines.registered()] == [one, other]
+            at.servers[0].began_s += 0.25  # it was started again
+            assert (await at.add(one))[0] == 200
+
+    run(main())
+
+
 def test_what_is_no_engine_is_not_registered():
     async def main() -> None:
         async with registered(servers=1) as at:

@@ -43,6 +43,7 @@ CONTROL = (
     *("/finish_weight_update", "/collective_rpc"),
 )
 
+_BEGAN_S = itertools.count(1_700_000_000.5)
 _EXPORTED: dict[str, tuple[str, list[int]]] = {}
 """Salt and tokens of exported KV, by request."""
 
@@ -126,7 +127,7 @@ class FakeVllm:
         """No stream goes on, until `/resume`."""
         self._cache: dict[tuple[str, tuple[int, ...]], None] = {}
         self._running: dict[str, _Running] = {}
-        self._ids = itertools.count(1)
+        self._ids, self.began_s = itertools.count(1), next(_BEGAN_S)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self.host, self.port = "127.0.0.1", 0
@@ -254,7 +255,8 @@ class FakeVllm:
                 'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0\n'
                 f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
                 'vllm:num_preemptions_total{engine="0"} 0.0\n'
-                'vllm:num_preemptions_created{engine="0"} 1.7e+09\n'
+                f'vllm:num_preemptions_created{{engine="0"}} {self.began_s}\n'
+                "process_start_time_seconds 1.7e+09\n"
                 "# TYPE vllm:iteration_tokens_total histogram\n"
                 f'vllm:iteration_tokens_total_bucket{{engine="0",le="+Inf"}} {self.iterations}.0\n'
                 f'vllm:iteration_tokens_total_count{{engine="0"}} {self.iterations}.0\n'

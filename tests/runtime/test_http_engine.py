@@ -19,7 +19,7 @@ from heddle_core.ids import EngineId, EngineShape, GroupId, TrajectoryId
 from heddle_core.plans import EngineSpec
 from heddle_rollout.engines import EngineRefusedError, StepRequest, StepResult
 from heddle_runtime.generation import Generation, GenerationEnd, Refusal
-from heddle_runtime.vllm_http.endpoint import UrlError
+from heddle_runtime.vllm_http.endpoint import UrlError, base_of
 from heddle_runtime.vllm_http.engine import MOST_CUTS, MOST_FAULTS, HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER, ProbeError
@@ -693,7 +693,16 @@ def test_a_url_at_which_nothing_listens_is_refused():
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost:8000", "ftp://a", "http://u:p@h", "http://h?x=1", "http://h/\n"]
+    "url",
+    [
+        "",
+        "localhost:8000",
+        "ftp://a",
+        "http://u:p@h",
+        "http://h?x=1",
+        "http://h/\n",
+        "http://h:70000",
+    ],
 )
 def test_what_is_no_url_is_refused_and_its_password_is_not_shown(url):
     async def main() -> None:
@@ -703,6 +712,21 @@ def test_what_is_no_url_is_refused_and_its_password_is_not_shown(url):
             assert "u:p" not in str(caught.value)
 
     run(main)
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("HTTP://LocalHost:080/v1/", "http://localhost"),
+        ("http://localhost:", "http://localhost"),
+        ("https://H:443/A/", "https://h/A"),
+        ("https://h:80", "https://h:80"),
+        ("http://[::A]:80", "http://[::a]"),
+        ("http://[::a]:8000/v1", "http://[::a]:8000"),
+    ],
+)
+def test_a_url_is_the_same_however_it_is_written(url, base):
+    assert base_of(url) == base_of(base) == base
 
 
 def test_a_key_is_sent_to_its_server_and_shown_to_nobody():
