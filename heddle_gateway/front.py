@@ -19,9 +19,9 @@ from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.gateway import Gateway
 from heddle_gateway.http import LARGE_BYTES, HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
-from heddle_gateway.openai_api import ServedModel, parse_body
+from heddle_gateway.openai_api import ServedModel, outside_texts, parse_body
 from heddle_gateway.passing import passed
-from heddle_gateway.prompt_ids import PromptReader
+from heddle_gateway.prompt_ids import SMALL_BYTES, PromptReader
 from heddle_gateway.rendering import Renderer
 from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
@@ -37,10 +37,8 @@ Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
-VALUE_BYTES: Final = 32
-"""Of a number once it is read, beside those of its text."""
-_DENSE: Final = 16
-"""Bytes of a body for each comma: with more, commas are those of texts, or numbers are as long."""
+_TAKEN: Final = {b",": 40, b'"': 48, b":": 64, b"[": 88, b"{": 192}
+"""Bytes that a value, a text, a field, a list and an object take once they are read."""
 MOST_MARKS: Final = 2 << 20
 """Brackets and quotes of a body: an empty list of two bytes takes 88 once it is read."""
 _JSON: Final = "application/json"
@@ -184,10 +182,10 @@ class Front:
             ApiError: it is no JSON object, too large, or does not come.
         """
         raw = await self.raw_body(request)
-        values = raw.count(b",") if len(raw) > LARGE_BYTES else 0
-        if values * _DENSE > len(raw):
+        if len(raw) > SMALL_BYTES and len(raw) + _taken(raw) > LARGE_BYTES:
+            size = len(raw) + _taken(outside_texts(raw))
             try:
-                request.hold(len(raw) + VALUE_BYTES * values)
+                request.hold(size if size > LARGE_BYTES else 0)
             except RequestError as error:
                 raise of_request(error) from None
         return parse_body(raw)
@@ -250,6 +248,10 @@ class Front:
                 code="model_not_found",
             )
         return name
+
+
+def _taken(marks: bytes) -> int:
+    return sum(marks.count(mark) * size for mark, size in _TAKEN.items())
 
 
 def _is_local(request: HttpRequest) -> bool:

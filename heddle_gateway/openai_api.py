@@ -41,6 +41,11 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def outside_texts(raw: bytes) -> bytes:
+    """Return JSON with a quote in place of each text."""
+    return b'"'.join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+
+
 def _decoded(raw: bytes, kind: Any = Any) -> Any:
     try:
         return msgspec.json.decode(raw, type=kind)

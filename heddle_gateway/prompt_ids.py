@@ -12,6 +12,8 @@ from heddle_runtime.generation import Rendered
 KNOWN_BYTES: Final = 64 << 20
 """Of the prompts that are kept."""
 _PLAIN: Final = b"[]0123456789, \t\r\n"
+SMALL_BYTES: Final = 16_384
+"""No smaller body takes a megabyte once it is read."""
 _LONG: Final = 4_096
 """Bytes of a body whose ids are cut out before it is read, and where they are looked for."""
 _NAME: Final = b'"token_ids"'
@@ -23,11 +25,14 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def split_body(raw: bytes) -> dict[str, Any] | None:
     """Read a JSON object whose `token_ids` stay JSON; None where it has to be read as a whole.
 
+    That is so where there is much beside them.
     They may be no JSON where they follow a `[`: who reads them has to see.
     """
     found = _without_ids(raw)
     try:
         found = dict(_FIELDS.decode(raw)) if found is None else found
+        if len(raw) - len(memoryview(found.get("token_ids", b""))) > SMALL_BYTES:
+            return None
         for name, value in found.items():
             if name != "token_ids":
                 found[name] = msgspec.json.decode(value)

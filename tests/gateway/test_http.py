@@ -567,12 +567,15 @@ def test_a_body_of_numbers_counts_with_what_they_take_once_they_are_read(monkeyp
     monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
 
     async def main() -> None:
-        async with client(settings={"body_bytes": 2 << 20}) as http:
-            for path in ("/v1/chat/completions", "/tokenize"):
-                status, said = await http("POST", path, {"x": [257] * 400_000})
-                assert (status, "send less" in said["error"]["message"]) == (413, True)
-            text = {"messages": [{"role": "user", "content": "many words, " * 150_000}]}
-            assert (await http("POST", "/v1/chat/completions", text))[0] == 400  # its context
+        async with client(settings={"body_bytes": 1 << 18}) as http:
+            for value, count in ((257, 40_000), ("ab", 40_000), ([], 40_000), ({"a": 1}, 20_000)):
+                for path in ("/v1/chat/completions", "/tokenize", "/inference/v1/generate"):
+                    much = {**IDS, "x": [value] * count}
+                    status, said = await http("POST", path, much)
+                    assert (status, "send less" in said["error"]["message"]) == (413, True)
+            for text in ("many words, ", "[{()}],", "\u4e00"):
+                body = {"messages": [{"role": "user", "content": text * 20_000}]}
+                assert (await http("POST", "/v1/chat/completions", body))[0] != 413
 
     run(main())
 
