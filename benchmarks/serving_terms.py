@@ -20,7 +20,7 @@ from heddle_calibrate.serving.rows import read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
 from tools.profiles import serving_fit
 from tools.profiles.scorecard import SERVING
-from tools.profiles.serving import left_out_runs
+from tools.profiles.serving_fit import left_out_runs
 
 Levels = Mapping[str, Mapping[str, float]]
 Errors = Mapping[str, tuple[float, float]]

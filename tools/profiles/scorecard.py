@@ -38,8 +38,8 @@ from tools.profiles.serving import (
     errors_of_groups,
     fit_rows,
     left_out_errors,
-    left_out_runs,
 )
+from tools.profiles.serving_fit import left_out_runs
 from tools.profiles.serving_floor import floors
 
 ROOT = Path(__file__).resolve().parents[2]

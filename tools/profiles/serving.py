@@ -38,11 +38,10 @@ from tools.profiles.serving_fit import (
     FEWEST,
     LEFT_OUT,
     PRIOR,
-    PriorOf,
     ServingFit,
     fit_serving,
-    fits_without,
     fittable,
+    left_out_runs,
     same_for_all,
 )
 from tools.profiles.serving_page import serving_page
@@ -112,18 +111,6 @@ def fit_rows(
         sglang=sglang_terms(sglang, seen, unseen["layout"]) if sglang else None,
         trends=trends,
     )
-
-
-def left_out_runs(
-    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
-) -> list[PredictedRun]:
-    """Predict each run by a fit that has not seen its layout, or other part of `LEFT_OUT`; runs are
-    of one family of engines."""
-    without, part_of = fits_without(found, prior, part), LEFT_OUT[part]
-    return [
-        predicted(s, without[part_of(s)].constants(f"{s.model}.{s.row.gpu}", s.row.version))
-        for s in found
-    ]
 
 
 def sglang_terms(

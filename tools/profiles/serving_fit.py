@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle_calibrate.serving.constants import ServingConstants, Terms, level_keys, summed
+from heddle_calibrate.serving.errors import PredictedRun, predicted
 from heddle_calibrate.serving.replay import SpanWork
 from heddle_calibrate.serving.samples import ServingSample
 
@@ -198,3 +199,15 @@ def fits_without(
         left_out: _solve(design, enough & np.array([other != left_out for other in parts]))
         for left_out in dict.fromkeys(parts)
     }
+
+
+def left_out_runs(
+    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
+) -> list[PredictedRun]:
+    """Predict each run by a fit that has not seen its layout, or other part of `LEFT_OUT`; runs are
+    of one family of engines."""
+    without, part_of = fits_without(found, prior, part), LEFT_OUT[part]
+    return [
+        predicted(s, without[part_of(s)].constants(f"{s.model}.{s.row.gpu}", s.row.version))
+        for s in found
+    ]
