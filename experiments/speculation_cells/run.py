@@ -73,7 +73,8 @@ def draw(data: Any, path: Path) -> None:
         ax.set(title=policy)
         ax.set_xticks(range(len(data)), list(data), rotation=60, ha="right", fontsize=7)
     axes[0].set_ylabel("makespan over verl without drafts")
-    axes[0].legend(fontsize=7, loc="center right")
+    axes[0].set_ylim(0.0, 1.25)
+    axes[0].legend(fontsize=7, loc="upper center", ncol=3)
     save(figure, path)
 
 
