@@ -24,11 +24,16 @@ SizeOrNone: TypeAlias = Annotated[int, Bounds(0, LARGEST)]
 
 _LAYOUT = re.compile(r"([1-9]\d*)(?:dp([1-9]\d*))?(?:ep([1-9]\d*))?")
 
+_RELEASE = re.compile(
+    r"v?(\d{1,9}(?:\.\d{1,9}){0,2})(?:\.\d+)*(?:\.?[a-z].*|[+-].*)?", re.ASCII | re.IGNORECASE
+)
+
 
 def release(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version; () of one that is not given or no release."""
-    numbers = (part.partition("rc")[0].partition("+")[0] for part in version.split(".")[:3])
-    return tuple(int(number) for number in numbers if number.isdecimal())
+    """Return the numbers of a version, as of ``0.12.0`` or ``v0.12.0``; () of one that is not given
+    or no release."""
+    found = _RELEASE.fullmatch(version.strip())
+    return tuple(map(int, found[1].split("."))) if found else ()
 
 
 def nearest_release(wanted: tuple[int, ...], known: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
@@ -175,6 +180,17 @@ class CostEstimate:
     kv_capacity_tokens: SizeOrNone
     filling: FillingCost | None = None
     """None: a dense model, or not fitted."""
+
+    def slower(self, step_s: float, running_s: float) -> "CostEstimate":
+        """Return the estimate with so many seconds more of an iteration, and of each sequence."""
+        made = replace(
+            self, t0_s=max(0.0, self.t0_s + step_s), t1_s=max(0.0, self.t1_s + running_s)
+        )
+        f = self.filling
+        if f is None:
+            return made
+        more = replace(f, t0_s=max(0.0, f.t0_s + step_s), t1_s=max(0.0, f.t1_s + running_s))
+        return replace(made, filling=more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ def test_profiles_of_latent_attention_and_of_mxfp4_have_our_capacity(
 
 def test_releases_are_compared_by_their_numbers() -> None:
     assert release("0.11.2rc1+rhai0.cuda") == (0, 11, 2)
+    assert release("v0.12.0") == release(" 0.12.0 ") == release("0.12.0-beta") == (0, 12, 0)
+    for nonsense in ("vllm 0.12.0", "x.12.0", "0.12 .0", "0,12,0", "nightly-5b8c", "9" * 5000):
+        assert release(nonsense) == (), nonsense
     one = EngineShape("h200", 1)
     assert (
         reserved_bytes(one, "0.11.0") < reserved_bytes(one, "0.18.0") < reserved_bytes(one, "0.13")
