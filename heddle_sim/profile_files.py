@@ -141,7 +141,8 @@ class Profile:
         return found
 
     def of_version(self, version: str) -> "Profile":
-        """Return the profile with the host time of the nearest release that it was measured with.
+        """Return the profile with the host time of the nearest release that it was measured with,
+        in the cost estimate too.
 
         Without a `version` that is the newest. Where no release was measured, times stay and
         `source.note` says so.
@@ -169,9 +170,15 @@ class Profile:
         if host == self.host and not version:
             return self
         named = ".".join(map(str, near))
+        step_s = host.per_step_s - self.host.per_step_s
+        running_s = host.per_running_s - self.host.per_running_s
+        tables = {
+            name: replace(entry, belief=entry.belief.slower(step_s, running_s))
+            for name, entry in self.tables.items()
+        }
         host = replace(host, measured_on=f"version {named} of the engine")
         note = "" if near == wanted else f"host time of {named}, the nearest measured to {version}"
-        return replace(self, host=host, source=self.source.noted(note))
+        return replace(self, host=host, tables=tables, source=self.source.noted(note))
 
     def at(self, tp: int) -> TpTable:
         """Return the file's entry at a TP degree; ProfileError names the degrees there are."""

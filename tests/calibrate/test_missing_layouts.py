@@ -118,6 +118,29 @@ def test_the_version_of_our_own_run_has_the_host_time_that_it_showed() -> None:
     assert layout_profile(cluster) == layout_profile(replace(cluster, engine_version="0.26.0"))
 
 
+def test_the_cost_estimate_has_the_host_time_of_the_release() -> None:
+    """That of vLLM 0.12 made a policy's steps up to three times as long as 0.26's."""
+    whole = load_profile("qwen3-8b", "h200")
+    for version in ("0.12.0", "0.26.0", ""):
+        profile = whole.of_version(version)
+        for tp in profile.tps:
+            truth, cost = profile.table(tp), profile.cost_estimate().by_shape[profile.shape(tp)]
+            for batch in (1, 16, 64, 128):
+                step = truth.base_s[batch] + truth.per_context_s[batch] * batch * 4096
+                found = cost.t0_s + cost.t1_s * batch + cost.t2_s * batch * 4096
+                assert found == pytest.approx(step, rel=0.4), (version, tp, batch)
+
+
+def test_the_knee_of_an_estimate_has_the_host_time_of_the_release() -> None:
+    whole = load_profile("gpt-oss-120b", "h100")
+    known, made = whole.at(2).belief.filling, whole.of_version("0.11.2")
+    found, more_s = made.at(2).belief.filling, made.host.per_step_s - whole.host.per_step_s
+    assert known is not None
+    assert found is not None
+    assert more_s > 0
+    assert found.t0_s == pytest.approx(known.t0_s + more_s)
+
+
 def test_without_a_version_times_of_runs_without_releases_stay() -> None:
     for names in (("qwen3-14b", "h100"), ("qwen3-30b-a3b", "h200"), ("gpt-oss-120b", "h100")):
         profile = load_profile(*names)
