@@ -22,21 +22,30 @@ def check_rows(
     tables: Sequence[Path], files: Sequence[Path], *, most_pct: float | None, as_json: bool
 ) -> None:
     """Predict published serving runs from profiles (files, or all that are shipped), and print it.
-    A file's profile is also that of shared rows without a model's name.
+    A file's profile is also that of shared rows without a model's name, where it is the only one
+    of its GPU type.
 
     The exit status is 1 where TPOT is off by more than `most_pct` percent, in the median over the
     groups of an engine.
 
     Raises:
-        PublishedRowsError: no row can be predicted.
+        PublishedRowsError: no row can be predicted, or two files are of one model and GPU type.
     """
     from heddle_calibrate.serving.errors import median_of_groups, predict_rows, shipped_profiles
     from heddle_calibrate.serving.published_rows import PublishedRowsError
     from heddle_calibrate.serving.rows import UNNAMED
-    from heddle_sim.profile_files import read_profile
+    from heddle_sim.profile_files import Profile, read_profile
 
-    given = {(p.model, p.gpu): p for p in map(read_profile, files)}
-    unnamed = {(UNNAMED, gpu): p for (_, gpu), p in given.items()}
+    given: dict[tuple[str, str], Profile] = {}
+    for path in files:
+        found = read_profile(path)
+        if (found.model, found.gpu) in given:
+            raise PublishedRowsError(
+                f"{path}: a second profile of {found.model} on {found.gpu}; give one"
+            )
+        given[found.model, found.gpu] = found
+    of_type = Counter(gpu for _, gpu in given)
+    unnamed = {(UNNAMED, gpu): p for (_, gpu), p in given.items() if of_type[gpu] == 1}
     profiles = {**unnamed, **given} if files else shipped_profiles()
     report = predict_rows(tables, profiles)
     if files:

@@ -12,6 +12,7 @@ from heddle_calibrate.serving.rows import ENGINES, ServingRow, read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
 from heddle_calibrate.serving.sglang import sglang_constants
 from heddle_sim.profile_files import Profile, known_profiles, load_profile
+from heddle_sim.profile_parts import release
 
 Profiles = Mapping[tuple[str, str], Profile]
 
@@ -128,6 +129,11 @@ def shipped_profiles() -> dict[tuple[str, str], Profile]:
     return {names: load_profile(*names) for names in known_profiles()}
 
 
+def _vllm_constants(profile: Profile, version: str) -> ServingConstants:
+    """Of the release, or what simulations take for it."""
+    return constants_of(profile.of_version(version if release(version) else ""), version)
+
+
 def predict_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     """Predict published runs with the constants in profile files.
 
@@ -135,7 +141,7 @@ def predict_rows(paths: Iterable[Path], profiles: Profiles) -> ServingReport:
     """
     rows, unread = read_serving_rows(paths)
     found, out = samples(rows, profiles)
-    of = {"vllm": constants_of, "sglang": sglang_constants}
+    of = {"vllm": _vllm_constants, "sglang": sglang_constants}
     runs = [
         predicted(sample, of[sample.row.engine](sample.profile, sample.row.version))
         for sample in found

@@ -253,7 +253,8 @@ def profile_name(row: ServingRow) -> str:
 def _by_shape(named: str, gpu: str) -> Profile | str:
     """Make the roofline's profile of a known shape, or say why there is none."""
     if known_model(named) is None:
-        return f"no profile of {named} on {gpu}"
+        remedy = ": give its --model FILE, the only one of this GPU type" * (named == UNNAMED)
+        return f"no profile of {named} on {gpu}{remedy}"
     try:
         return profile_by_name(named, gpu)
     except ProfileError as error:

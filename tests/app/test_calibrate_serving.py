@@ -84,6 +84,30 @@ def test_a_given_file_is_of_shared_rows_that_name_no_model(
     assert "no profile of unnamed on h100" in heddle("profile", "check", "rows.csv").stderr
 
 
+def test_of_several_given_files_of_a_type_none_is_of_rows_that_name_no_model(
+    heddle: Heddle,
+) -> None:
+    Path("rows.csv").write_bytes(HEAD + b"\nvllm,unnamed,h100,bf16,2,1024,128,4,100,15\n")
+    for size in ("8b", "32b"):
+        file = PROFILE_FOLDER / f"qwen3-{size}.h100.json"
+        Path(f"{size}.json").write_bytes(file.read_bytes())
+    asked = "profile", "check", "rows.csv", "--model", "8b.json", "--model"
+    said = "no profile of unnamed on h100: give its --model FILE, the only one of this GPU type"
+    assert said in heddle(*asked, "32b.json").stderr
+    assert "8b.json: a second profile of qwen3-8b on h100" in heddle(*asked, "8b.json").stderr
+
+
+def test_a_row_has_the_host_time_that_simulations_take_for_its_release(heddle: Heddle) -> None:
+    row = b"\nvllm,Qwen/Qwen3-8B,h200,bf16,1,1024,256,%d,150,7,%b"
+    versions = (b"0.26.0", b"", b"v0.26.0", b"0.25.0", b"0.12.0")
+    rows = [row % (8 + n, version) for n, version in enumerate(versions)]
+    Path("rows.csv").write_bytes(HEAD + b",backend_version" + b"".join(rows))
+    report = json.loads(heddle("profile", "check", "rows.csv", "--json").stdout)
+    *newest, old = (run["tpot_predicted_ms"] for run in report["runs"])
+    assert old > 1.15 * max(newest)
+    assert max(newest) < 1.1 * min(newest)
+
+
 @pytest.mark.parametrize(
     ("bound", "status", "said"),
     [
