@@ -54,10 +54,10 @@ class Fields:
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return a field that is true or false; null is false."""
-        value = self.values.get(name, default) or False
-        if not isinstance(value, bool):
+        value = self.values.get(name, default)
+        if not isinstance(value, bool | None):
             raise self.wrong(f"{name} must be true or false, not {value!r}")
-        return value
+        return bool(value)
 
     def positive(self, *names: str, default: int | None = None) -> int:
         value = self.count(*names, default=default)

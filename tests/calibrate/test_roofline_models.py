@@ -238,6 +238,7 @@ def test_what_is_no_configuration_is_refused_with_the_remedy(
             {"tie_word_embeddings": "false"},
             "tie_word_embeddings must be true or false, not 'false'",
         ),
+        ({"tie_word_embeddings": 0}, "tie_word_embeddings must be true or false, not 0"),
         (
             {"sliding_window": 9, "use_sliding_window": 1},
             "use_sliding_window must be true or false, not 1",
