@@ -26,6 +26,9 @@ Values: TypeAlias = dict[str, Any]
 Kind = TypeVar("Kind", bound=RunConfig)
 _hints: Callable[[Any], Values] = cache(typing.get_type_hints)
 
+TOO_LARGE = "nested too deeply, or a number of too many digits"
+"""What `tomllib` does not report as a fault of the text."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
@@ -54,8 +57,8 @@ def read_toml(path: Path) -> ConfigSource:
         raise ConfigError(f"{path}: not UTF-8 text (byte {e.start})") from None
     except tomllib.TOMLDecodeError as e:
         raise ConfigError(f"{path}: not TOML: {e}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: a value is nested too deeply") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"{path}: a value is {TOO_LARGE}") from None
 
 
 def setting(text: str) -> ConfigSource:
@@ -68,15 +71,16 @@ def setting(text: str) -> ConfigSource:
         raise ConfigError(f"--set {text!r}: write it as section.key=value")
     try:
         found = tomllib.loads(f"value = {value}")
-        if len(found) > 1:
-            raise ConfigError(f"--set {text!r}: one key at a time; repeat --set for others")
         parsed: Any = found["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
         if re.fullmatch(r"-?\.\d+", parsed):  # No number of TOML, and usual on command lines.
             parsed = float(parsed)
-    except RecursionError:
-        raise ConfigError(f"--set {key.strip()}: its value is nested too deeply") from None
+    except (RecursionError, ValueError):
+        raise ConfigError(f"--set {key.strip()}: its value is {TOO_LARGE}") from None
+    else:
+        if len(found) > 1:
+            raise ConfigError(f"--set {text!r}: one key at a time; repeat --set for others")
     if _hint(key.strip()) is str and not isinstance(parsed, str):
         parsed = value.strip()
     return option_value(key.strip(), parsed, f"--set {text}")

@@ -103,6 +103,7 @@ def test_a_wrong_key_in_a_file_names_the_file_and_the_key(tmp_path: Path):
         (b"\xff\xfe", "not UTF-8"),
         (b"gpus = " + b"[" * 5000, "nested too deeply"),
         (b"gpus = " + b"{a=" * 5000, "nested too deeply"),
+        (b"gpus = " + b"9" * 5000, "too many digits"),
         (None, "no such"),
     ],
 )
@@ -115,10 +116,12 @@ def test_an_unreadable_file_is_named(tmp_path: Path, content: bytes | None, said
     assert str(path) in str(error.value)
 
 
-def test_a_value_that_is_nested_too_deeply_is_named_without_it():
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_value_that_is_too_large_is_named_without_it(value: str):
     with pytest.raises(ConfigError) as error:
-        setting("cluster.gpus=" + "[" * 5000)
-    assert str(error.value) == "--set cluster.gpus: its value is nested too deeply"
+        setting(f"cluster.gpus={value}")
+    said = "nested too deeply, or a number of too many digits"
+    assert str(error.value) == f"--set cluster.gpus: its value is {said}"
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path):
