@@ -144,13 +144,8 @@ class RegisteredEngines:
         with suppress(UrlError):
             if key is None and base_of(url) in self._keyed:
                 key = self._key
-        if known is not None and known.recalled:
-            raise ApiError(
-                409,
-                f"{known.facts.url} is leaving: register it when GET /workers does not list it",
-                param="url",
-                code="leaving",
-            )
+        if known is not None:
+            _check_stays(known)
         spec = known.spec if known is not None else None
         if spec is not None and (tp or spec.shape.tp) != spec.shape.tp:
             raise ApiError(
@@ -166,6 +161,9 @@ class RegisteredEngines:
     def _register(
         self, found: tuple[Endpoint, EndpointFacts], tp: int | None, slots: int | None
     ) -> Mapping[str, Any]:
+        for each in self._launcher.registered:
+            if found[1].is_at(each.facts) and each.url in self._engines:
+                _check_stays(self._engines[each.url])
         with _refusing():
             facts = self._launcher.register(*found, tp=tp)
         engine = self._engines.get(facts.url)
@@ -325,6 +323,12 @@ def _refusing() -> Iterator[None]:
         raise ApiError(400, str(error), param="url") from None
     except ProbeError as error:
         raise ApiError(400, str(error), param="url", code="not_an_engine") from None
+
+
+def _check_stays(engine: _Engine) -> None:
+    if engine.recalled:
+        text = f"{engine.facts.url} is leaving: register it when GET /workers does not list it"
+        raise ApiError(409, text, param="url", code="leaving")
 
 
 def _positive(options: Mapping[str, Any], name: str) -> int | None:

@@ -178,7 +178,8 @@ def rendered_ids(body: Mapping[str, Any], prompts: PromptReader, session: str) -
 
 def _read_ids(ids: Any) -> Rendered:
     # A DecodeError: of a number that no float has, or of a text that is not UTF-8.
-    with suppress(TypeError, OverflowError, msgspec.DecodeError, UnicodeDecodeError):
+    decoding = msgspec.DecodeError, RecursionError, UnicodeDecodeError
+    with suppress(TypeError, OverflowError, *decoding):
         ids = msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids
         return Rendered(prompt_ids=array("I", ids if isinstance(ids, list) else ()))
     if isinstance(ids, msgspec.Raw) and bytes(ids).startswith(b"["):

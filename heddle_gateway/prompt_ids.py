@@ -90,7 +90,7 @@ class PromptReader:
             return None
         try:
             added = array("I", msgspec.json.decode(rest))
-        except (msgspec.DecodeError, OverflowError, TypeError):
+        except (msgspec.DecodeError, OverflowError, RecursionError, TypeError):
             return None
         if goes_on and not added:
             return None  # it ends with a comma

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from heddle.config import RunConfig
 from heddle_gateway.front import Front
+from heddle_runtime.vllm_http.endpoint import UrlError, base_of
 
 
 class Reload:
@@ -50,11 +52,18 @@ class Reload:
         engines, notes = self._front.engine_urls, list[str]()
         if engines is None:
             return notes
-        before, self._workers = self._workers, tuple(workers)
-        for url in set(before).difference(workers):
+        before, self._workers = self._workers, tuple(map(_written, workers))
+        for url in set(before).difference(self._workers):
             engines.remove(url, drain=True)
-        new = [(url, dict[str, Any]()) for url in workers if url not in before]
+        new = [(url, dict[str, Any]()) for url in self._workers if url not in before]
         for url, error in await engines.expect(new, self._on_note):
             notes.append(f"serve.workers: {url}: {error}")
             self._workers = tuple(each for each in self._workers if each != url)
         return notes
+
+
+def _written(url: str) -> str:
+    """A URL as engines are listed by; what is none stays, to be refused."""
+    with suppress(UrlError):
+        return base_of(url)
+    return url

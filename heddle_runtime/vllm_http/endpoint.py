@@ -24,6 +24,7 @@ MESSAGE_CHARACTERS = 500
 _IN_URLS = "/?#[]@!$&'()*+,;=:%~"
 """Characters that a path and its query have as they are, escapes of others among them."""
 _URL = re.compile(r"(?i:https?)://[^/?#@\s]+(/[^?#\s]*)?")
+_END = re.compile(r"(/+v1)*/*\Z")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -42,7 +43,7 @@ class UrlError(ValueError):
 def base_of(url: str) -> str:
     """Return the URL below which the paths of vLLM are, the same for each way to write it.
 
-    Small letters in the host; no port where it is the usual one; no trailing `/v1`.
+    Small letters in the host; no port where it is the usual one; no `/v1` at the end.
 
     Raises:
         UrlError: it is no HTTP URL, or has a password, a query or a fragment.
@@ -52,7 +53,7 @@ def base_of(url: str) -> str:
         port = found and found.port
     except ValueError:  # a host in brackets that is no address, or no port that there can be
         found = None
-    if not found:
+    if not (found and found.hostname) or port == 0:
         shown = re.sub(r"//[^/]*@", "//...@", url)[:200]
         raise UrlError(
             f"{shown!r} is not the URL of an engine: write http://host:port, and its key apart"
@@ -60,7 +61,7 @@ def base_of(url: str) -> str:
     host = found.hostname or ""
     host = f"[{host}]" if ":" in host else host
     host += "" if port in (None, _PORTS[found.scheme]) else f":{port}"
-    return f"{found.scheme}://{host}{found.path}".rstrip("/").removesuffix("/v1").rstrip("/")
+    return f"{found.scheme}://{host}{_END.sub('', found.path)}"
 
 
 class Endpoint:

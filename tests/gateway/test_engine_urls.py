@@ -745,6 +745,33 @@ def test_bodies_of_steps_that_wait_are_dropped_and_large_ones_have_a_limit(monke
     run(main())
 
 
+def test_an_engine_whose_url_is_written_another_way_in_the_file_stays():
+    async def main() -> None:
+        async with registered(servers=0) as at:
+            url = at.servers[0].url
+            again = Reload(at.front, None, lambda note: None)
+            assert await again.take_workers([url]) == []
+            assert await again.take_workers([f"{url.upper()}/v1/", "http://x:0"]) == [
+                "serve.workers: http://x:0: 'http://x:0' is not the URL of an engine: write "
+                "http://host:port, and its key apart"
+            ]
+            await at.until(ready=1)
+            same = url.replace("127.0.0.1", "localhost")
+            step = asyncio.create_task(at.step([300, 301], 4_000, "s"))
+            while at.servers[0].generated < 30:
+                await asyncio.sleep(0.01)
+            (note,) = await again.take_workers([same])
+            assert f"{url} is leaving" in note
+            await at("POST", "/abort_requests", {})
+            await step
+            while await at.listed():
+                await asyncio.sleep(0.01)
+            assert await again.take_workers([same]) == []
+            await at.until(ready=1)
+
+    run(main())
+
+
 def test_an_engine_that_is_named_again_while_it_leaves_is_registered_by_the_next_reload():
     async def main() -> None:
         async with registered(servers=1) as at:

@@ -580,6 +580,24 @@ def test_a_body_of_numbers_counts_with_what_they_take_once_they_are_read(monkeyp
     run(main())
 
 
+def test_no_body_can_know_which_of_its_bytes_are_weighed(monkeypatch):
+    from heddle_gateway import front, http_server
+
+    monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
+    body = bytearray(b'{"x":['.ljust(100_000) + b"[]]}")
+    for at in range(6, 99_990, 3):  # lists where a sample from the begin has none
+        if all((at + n) % every for n in range(3) for every in front._EVERY):
+            body[at : at + 3] = b"[],"
+    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+    async def main() -> None:
+        async with client(settings={"body_bytes": 1 << 17}) as http:
+            assert (await raw(http.bench, request)).startswith(b"HTTP/1.1 413")
+
+    run(main())
+
+
 def test_headers_cannot_be_smuggled_into_an_answer():
     async def main() -> None:
         async with client() as http:

@@ -118,7 +118,12 @@ def test_a_body_with_a_long_list_is_read_as_one_with_a_short_list(text: bytes):
     assert body == expected
 
 
-@pytest.mark.parametrize("wrong", [b"[%b,]", b"[%b 1]", b"[%b, 01]", b"[%b, x]", b'[%b, "a]'])
+DEEP = b"[" * 9_999 + b"%b]"
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"[%b,]", b"[%b 1]", b"[%b, 01]", b"[%b, x]", b'[%b, "a]', DEEP]
+)
 def test_a_long_list_that_is_no_json_is_refused_as_a_body_that_is_none(wrong: bytes):
     ids = wrong % MANY[1:-1]
     reader = PromptReader()

@@ -702,6 +702,8 @@ def test_a_url_at_which_nothing_listens_is_refused():
         "http://h?x=1",
         "http://h/\n",
         "http://h:70000",
+        "http://h:0",
+        "http://:8000",
     ],
 )
 def test_what_is_no_url_is_refused_and_its_password_is_not_shown(url):
@@ -723,6 +725,7 @@ def test_what_is_no_url_is_refused_and_its_password_is_not_shown(url):
         ("https://h:80", "https://h:80"),
         ("http://[::A]:80", "http://[::a]"),
         ("http://[::a]:8000/v1", "http://[::a]:8000"),
+        ("http://h/av1/v1//v1/", "http://h/av1"),
     ],
 )
 def test_a_url_is_the_same_however_it_is_written(url, base):
