@@ -185,7 +185,8 @@ class Front:
             ApiError: it is no JSON object, too large, or does not come.
         """
         raw = await self.raw_body(request)
-        if len(raw) > SMALL_BYTES and len(raw) + _taken_about(raw) > LARGE_BYTES:
+        about = _taken_about(raw) if len(raw) > SMALL_BYTES else 0
+        if about > len(raw) // 8 and len(raw) + about > LARGE_BYTES:
             size = len(raw) + _taken(outside_texts(raw))
             try:
                 request.hold(size if size > LARGE_BYTES else 0)

@@ -580,6 +580,19 @@ def test_a_body_of_numbers_counts_with_what_they_take_once_they_are_read(monkeyp
     run(main())
 
 
+def test_a_large_body_that_is_nearly_all_text_is_not_looked_through(monkeypatch):
+    from heddle_gateway import front
+
+    monkeypatch.setattr(front, "outside_texts", lambda raw: pytest.fail("it takes long"))
+
+    async def main() -> None:
+        async with client() as http:
+            body = {"messages": [{"role": "user", "content": "AAAA" * 500_000}]}
+            assert (await http("POST", "/v1/chat/completions", body))[0] == 200
+
+    run(main())
+
+
 def test_no_body_can_know_which_of_its_bytes_are_weighed(monkeypatch):
     from heddle_gateway import front, http_server
 

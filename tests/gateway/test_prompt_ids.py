@@ -122,7 +122,7 @@ DEEP = b"[" * 9_999 + b"%b]"
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"[%b,]", b"[%b 1]", b"[%b, 01]", b"[%b, x]", b'[%b, "a]', DEEP]
+    "wrong", [b"[%b,]", b"[%b 1]", b"[%b, 01]", b"[%b, x]", b'[%b, "a]', DEEP], ids=range(6)
 )
 def test_a_long_list_that_is_no_json_is_refused_as_a_body_that_is_none(wrong: bytes):
     ids = wrong % MANY[1:-1]
