@@ -9,6 +9,7 @@ process.
 import asyncio
 import itertools
 import json
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,7 @@ CONTROL = (
     *("/finish_weight_update", "/collective_rpc"),
 )
 
-_BEGAN_S = itertools.count(1_700_000_000.5)
+_BEGAN_S = itertools.count(1_700_000_000.5 + 1_000.0 * os.getpid())
 _EXPORTED: dict[str, tuple[str, list[int]]] = {}
 """Salt and tokens of exported KV, by request."""
 
