@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.cost.prices import Prices, prices_of
-from heddle.garbage import seldom_collected
+from heddle.memory import many_objects
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.runs.conditions import load_figures
@@ -38,8 +38,6 @@ RUN_KEYS = (
     "preemptions",
 )
 COST_KEYS = ("gpu_hours", "dollars")
-COLLECT_EVERY = 1_000_000
-"""New objects between two collections of garbage: a run makes no cycles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ def simulate(
     check_starts_engines(setup)
     workload = setup.workload
     with (
-        seldom_collected(COLLECT_EVERY),
+        many_objects(),
         opened_run(setup, "heddle_sim", out, config_text=config_text) as opened,
     ):
         sink = opened.directory.record

@@ -16,10 +16,10 @@ from heddle.cost.gpu_use import GpuUse
 from heddle.engine_stack import EngineStack, open_engines
 from heddle.engines import engine_facts
 from heddle.epochs.file import EpochLog
-from heddle.garbage import seldom_collected
 from heddle.gateway.config import GatewayConfig, check_address, other_models
 from heddle.gateway.reload import Reload
 from heddle.gateway.setup import prepared
+from heddle.memory import seldom_collected
 from heddle.ray.engines import RayEngines, ray_engines
 from heddle.running import RunSink, planned_tps
 from heddle.setup import RunSetup

@@ -2,10 +2,9 @@
 
 import math
 
-from heddle.garbage import seldom_collected
+from heddle.memory import many_objects
 from heddle.policies.errors import policy_errors
 from heddle.setup import RunSetup
-from heddle.simulation import COLLECT_EVERY
 from heddle_core.journal import Sink
 from heddle_rollout.core import RecordedCore
 from heddle_sim.rollout import simulate_rollout
@@ -18,7 +17,7 @@ def simulated(
     that any engine has run at once. Events and commands go to a `sink`."""
     controller = setup.controller()
     core = controller if sink is None else RecordedCore(controller, sink)
-    with seldom_collected(COLLECT_EVERY), policy_errors(setup.policy):
+    with many_objects(), policy_errors(setup.policy):
         ended = simulate_rollout(setup.workload.scripts, core, setup.simulation, stop_s=stop_s)
     ledger = controller.ledger
     return ledger.ended_s if ended else math.inf, ledger.most_running
