@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from heddle.cli.errors import exit_with_user_errors
 from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import load_profile
 
@@ -71,19 +72,20 @@ def compared(found: dict[str, Any], table: LatencyTable) -> list[Compared]:
 @click.option("--gpu", default="h200", show_default=True, help="GPU class of the profile")
 def main(path: Path, gpu: str) -> None:
     """Print measured and simulated times side by side."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    profile = load_profile(found["model"], gpu).of_version(found["vllm"])
-    table = profile.table(1)
-    rows = compared(found, table)
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+        profile = load_profile(found["model"], gpu).of_version(found["vllm"])
+        table, capacity = profile.table(1), found["engine"]["kv_cache_tokens"]
+        rows = compared(found, table)
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        text = f"{path}: no times of `python -m benchmarks.gpu`: {error!r}"
+        raise click.ClickException(text) from None
     for row in rows:
         click.echo(
             f"{row.kind} {row.what}: measured {row.measured_ms:.2f} ms, "
             f"simulated {row.simulated_ms:.2f} ms ({row.off_pct:+.1f} %)"
         )
-    click.echo(
-        f"KV: measured {found['engine']['kv_cache_tokens']} tokens, "
-        f"profile {table.kv_capacity_tokens:,}"
-    )
+    click.echo(f"KV: measured {capacity} tokens, profile {table.kv_capacity_tokens:,}")
     for version in profile.host_versions or {"": None}:
         rows = compared(found, profile.of_version(version).table(1))
         for kind in ("decode", "prefill"):
@@ -97,4 +99,5 @@ def main(path: Path, gpu: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_user_errors():
+        main()

@@ -15,14 +15,13 @@ from statistics import fmean, median
 import click
 import numpy as np
 
+from heddle.cli.errors import exit_with_user_errors
 from heddle_calibrate.serving.errors import ServingReport, shipped_profiles
 from heddle_calibrate.serving.rows import read_serving_rows
 from heddle_calibrate.serving.samples import ServingSample, samples
-from tools.profiles import serving_fit
 from tools.profiles.scorecard import SERVING
-from tools.profiles.serving_fit import left_out_runs
+from tools.profiles.serving_fit import LEVELS, Levels, left_out_runs
 
-Levels = Mapping[str, Mapping[str, float]]
 Errors = Mapping[str, tuple[float, float]]
 """TPOT and TTFT in percent, by layout."""
 GOALS = (4.0, 10.0, 10.0)
@@ -46,11 +45,7 @@ def drawn(rng: random.Random, levels: Levels) -> Levels:
 
 def layout_errors(found: Sequence[ServingSample], levels: Levels) -> Errors:
     """Return errors of each layout by a fit with these terms that has not seen it."""
-    shipped, serving_fit.LEVELS = serving_fit.LEVELS, {k: dict(v) for k, v in levels.items()}
-    try:
-        runs = left_out_runs(found)
-    finally:
-        serving_fit.LEVELS = shipped
+    runs = left_out_runs(found, levels=levels)
     parts = ServingReport(runs=runs, left_out=()).groups("vllm")
     return {part.part: (part.tpot, part.ttft) for part in parts}
 
@@ -75,8 +70,8 @@ def main(perf: Path, sets: int, seed: int) -> None:
     rng = random.Random(seed)
     rows, _ = read_serving_rows(perf / name for name in SERVING)
     found = [s for s in samples(rows, shipped_profiles())[0] if s.row.engine == "vllm"]
-    tried = [layout_errors(found, serving_fit.LEVELS)]
-    tried += [layout_errors(found, drawn(rng, serving_fit.LEVELS)) for _ in range(sets)]
+    tried = [layout_errors(found, LEVELS)]
+    tried += [layout_errors(found, drawn(rng, LEVELS)) for _ in range(sets)]
     names = sorted(tried[0])
     of_all = [figures(errors, names) for errors in tried]
     click.echo(f"{len(names)} layouts, {len(found)} runs: TPOT median, nine of ten, TTFT median")
@@ -101,4 +96,5 @@ def _say(title: str, found: tuple[float, float, float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_user_errors():
+        main()

@@ -35,7 +35,9 @@ PRIOR = {
 }
 """Factors on kernel time, and seconds: per step, running sequence and step, prompt in prefill and
 step, request."""
-LEVELS: dict[str, dict[str, float]] = {
+Levels = Mapping[str, Mapping[str, float]]
+"""Prior spread of what each level adds to each quantity."""
+LEVELS: Levels = {
     "decode": {"model": 0.15, "profile": 0.06},
     "doubling": {"gpu": 0.03, "model": 0.03},
     "prefill": {"family": 0.2, "version": 0.2, "model": 0.6, "profile": 1.0},
@@ -46,7 +48,7 @@ LEVELS: dict[str, dict[str, float]] = {
 }
 """Prior spread of what each level adds to a quantity. Attention and experts of prompts have other
 kernels on each GPU class and in each release; SGLang 0.5.10 on B300 takes six times B200's time."""
-SGLANG_LEVELS = LEVELS | {"per_request": LEVELS["per_request"] | {"family": 50e-3}}
+SGLANG_LEVELS: Levels = {**LEVELS, "per_request": {**LEVELS["per_request"], "family": 50e-3}}
 """SGLang launches the kernels of prompts one by one: most of its groups wait 20 to 80 ms longer for
 a first token than kernels take, whatever the prompt."""
 SPREAD = 0.05
@@ -121,14 +123,17 @@ def _columns(sample: ServingSample, work: SpanWork, *, first: bool) -> dict[str,
     }
 
 
-def _design(found: Sequence[ServingSample], prior: PriorOf) -> _Design:
+def _design(
+    found: Sequence[ServingSample], prior: PriorOf, levels: Levels | None = None
+) -> _Design:
     """Relative errors; runs that repeat others count as one."""
     place: dict[Term, int] = {}
     entries: list[tuple[int, int, float]] = []
     target: list[float] = []
     alike = [(*s.row.work, s.row.dp, s.row.concurrency) for s in found]
     times = {work: alike.count(work) for work in set(alike)}
-    levels = SGLANG_LEVELS if found[0].row.engine == "sglang" else LEVELS
+    if levels is None:
+        levels = SGLANG_LEVELS if found[0].row.engine == "sglang" else LEVELS
     for first in (False, True):
         for sample, work in zip(found, alike, strict=True):
             row, at = sample.row, len(target)
@@ -190,10 +195,13 @@ def fit_serving(found: Sequence[ServingSample], prior: PriorOf = same_for_all) -
 
 
 def fits_without(
-    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
+    found: Sequence[ServingSample],
+    prior: PriorOf = same_for_all,
+    part: str = "layout",
+    levels: Levels | None = None,
 ) -> dict[Hashable, ServingFit]:
     """Fit once without the rows of each `LEFT_OUT`, by what is left out."""
-    design, enough = _design(found, prior), _enough(found)
+    design, enough = _design(found, prior, levels), _enough(found)
     parts = list(map(LEFT_OUT[part], found))
     return {
         left_out: _solve(design, enough & np.array([other != left_out for other in parts]))
@@ -202,11 +210,14 @@ def fits_without(
 
 
 def left_out_runs(
-    found: Sequence[ServingSample], prior: PriorOf = same_for_all, part: str = "layout"
+    found: Sequence[ServingSample],
+    prior: PriorOf = same_for_all,
+    part: str = "layout",
+    levels: Levels | None = None,
 ) -> list[PredictedRun]:
     """Predict each run by a fit that has not seen its layout, or other part of `LEFT_OUT`; runs are
-    of one family of engines."""
-    without, part_of = fits_without(found, prior, part), LEFT_OUT[part]
+    of one family of engines, and `levels` None are the shipped ones."""
+    without, part_of = fits_without(found, prior, part, levels), LEFT_OUT[part]
     return [
         predicted(s, without[part_of(s)].constants(f"{s.model}.{s.row.gpu}", s.row.version))
         for s in found
