@@ -89,7 +89,8 @@ def show_profile(profile: Profile) -> None:
     host = profile.host
     click.echo(
         f"host time {host.per_step_s * 1e3:.3f} ms a step, {host.per_running_s * 1e3:.3f} ms a "
-        f"running sequence, measured on {host.measured_on}"
+        f"running sequence, {host.per_prefill_s * 1e3:.3f} ms a prompt in prefill and step, "
+        f"measured on {host.measured_on}"
     )
     known = {v: each for v, each in (profile.host_versions or {}).items() if release(v)}
     if known:

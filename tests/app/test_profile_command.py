@@ -119,7 +119,7 @@ def test_shipped_profiles_are_listed_and_shown(heddle: Heddle) -> None:
     assert "host time" in shown
     assert "by release" not in shown
     shown = done(heddle, "show", "qwen3-8b", "h200")
-    assert "host time 0.000 ms a step" in shown
+    assert "host time 0.000 ms a step, 0.000 ms a running sequence, 2.500 ms a prompt" in shown
     assert "host time of a step by release: 0.12.0 1.070 ms, 0.26.0 0.000 ms" in shown
     assert "slower than" not in shown
 
