@@ -6,13 +6,16 @@ processor has to find most of their addresses in memory, too.
 
 import ctypes
 import gc
+import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 COLLECT_EVERY: Final = 200_000
 """New objects of a simulation between two collections of garbage: it makes few cycles."""
+GROWN_BYTES: Final = 32 << 20
+"""More memory than before, of which large pages are made."""
 PAGE: Final = 2 << 20
 """Bytes of a large page."""
 MADV_COLLAPSE: Final = 25
@@ -48,12 +51,16 @@ def seldom_collected(every: int, *, old_every: int = 10) -> Iterator[None]:
 def large_pages() -> Iterator[None]:
     """Put what this process allocates inside the block into large pages, where Linux has them.
 
-    That is done at each collection of garbage: there are new objects then.
+    That is done at collections of garbage after which there are `GROWN_BYTES` more: what processes
+    share with those that they came from stays shared where they stay small.
     """
+    before = _resident_bytes()
 
     def collected(phase: str, info: dict[str, int]) -> None:
-        if phase == "stop":
+        nonlocal before
+        if phase == "stop" and _resident_bytes() - before >= GROWN_BYTES:
             collapse()
+            before = _resident_bytes()
 
     gc.callbacks.append(collected)
     try:
@@ -62,14 +69,21 @@ def large_pages() -> Iterator[None]:
         gc.callbacks.remove(collected)
 
 
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say it as Linux does."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
 def collapse() -> None:
-    """Make large pages of the memory that this process has, as far as it can be done."""
-    with suppress(AttributeError, OSError):  # another system
-        madvise: Any = ctypes.CDLL(None).madvise
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            begin_end, access, _, _, _, *name = line.split(maxsplit=5)
-            if access != "rw-p" or name not in ([], ["[heap]"]):
-                continue
-            begin, end = (int(each, 16) for each in begin_end.split("-"))
-            for address in range(-(-begin // PAGE) * PAGE, end // PAGE * PAGE, PAGE):
-                madvise(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), MADV_COLLAPSE)
+    """Make large pages of the memory that this process has, as far as Linux can."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        begin_end, access, _, _, _, *name = line.split(maxsplit=5)
+        if access != "rw-p" or name not in ([], ["[heap]"]):
+            continue
+        begin, end = (int(each, 16) for each in begin_end.split("-"))
+        for address in range(-(-begin // PAGE) * PAGE, end // PAGE * PAGE, PAGE):
+            madvise(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), MADV_COLLAPSE)

@@ -31,12 +31,14 @@ def test_new_objects_come_into_large_pages_at_a_collection():
     assert not callbacks
 
 
-def test_another_system_has_none(monkeypatch: pytest.MonkeyPatch):
-    class NoMadvise:
-        pass
-
-    monkeypatch.setattr("ctypes.CDLL", lambda name: NoMadvise())
-    memory.collapse()
-    monkeypatch.undo()
-    monkeypatch.setattr(memory, "Path", lambda name: Path("/nowhere") / "maps")
-    memory.collapse()
+@pytest.mark.parametrize("objects", [1_000, 600_000])
+def test_small_processes_and_other_systems_have_none(objects: int, monkeypatch: pytest.MonkeyPatch):
+    made = list[bool]()
+    monkeypatch.setattr(memory, "collapse", lambda: made.append(True))
+    if objects > 1_000:
+        monkeypatch.setattr(memory, "Path", lambda name: Path("/nowhere") / "statm")
+    with memory.many_objects():
+        kept = [[number] for number in range(objects)]
+        gc.collect()
+    assert not made
+    assert len(kept) == objects
