@@ -16,8 +16,8 @@ import msgspec
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND, ApiError, not_there, of_engine, of_renderer
 from heddle_gateway.exchange import Exchange, refused_stream, renderer_of, streamed, whole
-from heddle_gateway.front import Front, Handler, json_response, of_request
-from heddle_gateway.http import HttpRequest, RequestError, Response
+from heddle_gateway.front import Front, Handler, json_response
+from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.identity import Identity, identify
 from heddle_gateway.openai_api import (
     GENERATE,
@@ -26,13 +26,11 @@ from heddle_gateway.openai_api import (
     models_response,
     new_step,
     one_prompt_each,
-    parse_body,
     rendered_ids,
     sample,
     samples_of,
     text_field,
 )
-from heddle_gateway.prompt_ids import split_body
 from heddle_runtime.generation import Rendered, RenderError, trace_context
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, MESSAGES, RESPONSES
 
@@ -50,18 +48,15 @@ def model_endpoint(endpoint: str) -> Handler:
     """Return the handler of an endpoint that generates."""
 
     async def handle(front: Front, request: HttpRequest) -> Response:
-        raw = await front.raw_body(request)
         try:
-            ids = split_body(raw) if endpoint == GENERATE else None
-            body = await front.body(request) if ids is None else ids
+            body = await front.body(request, has_ids=endpoint == GENERATE)
             checked = await _checked(front, request, endpoint, body)
         except (RenderError, ApiError) as wrong:
-            refusal = await _refusal(front, request, endpoint, raw, wrong)
+            refusal = await _refusal(front, request, endpoint, wrong)
             if refusal.in_stream:
                 return await refused_stream(request, endpoint, refusal)
             raise refusal from None
         request.drop_body()  # for as long as the step waits
-        del raw
         with front.tenants.holding(checked.who.tenant, len(checked.steps)):
             return await _answered(front, request, endpoint, checked)
 
@@ -90,8 +85,9 @@ async def _checked(
     Raises:
         ApiError: it cannot be answered.
         RenderError: it is refused.
+        RequestError: it takes too much with its answers.
     """
-    model = front.check_model(body)
+    model, body = front.check_model(body), front.for_engines(body)
     facts = front.engine_facts() if endpoint != GENERATE else None
     relayed = facts is not None and (endpoint in facts.answers or endpoint in FORWARDED)
     if endpoint in FORWARDED:
@@ -111,7 +107,7 @@ async def _checked(
         tenant=who.tenant,
     )
     steps = []
-    prompts = one_prompt_each(endpoint, front.for_engines(body))
+    prompts = one_prompt_each(endpoint, body)
     _weigh(front, request, prompts, samples)
     for each in prompts:
         if endpoint == GENERATE:
@@ -128,7 +124,7 @@ async def _checked(
                 one, prompt = each, rendered
             mine = traces.of_step(trace) if traces is not None else trace
             steps.append((one, prompt, make(endpoint, one, prompt, sample=number, trace=mine)))
-    return _Checked(body, named, who, model, samples, steps)
+    return _Checked(prompts[0], named, who, model, samples, steps)
 
 
 def _weigh(
@@ -137,16 +133,13 @@ def _weigh(
     """Count a body as often as engines get it, once an answer, where that makes it large.
 
     Raises:
-        ApiError: it is too much.
+        RequestError: it is too much.
     """
     more = len(prompts) - 1
     rest = len(msgspec.json.encode({**prompts[0], "prompt": None})) if more else 0
     size = samples * (request.size + more * rest)
     if size > max(request.size, front.settings.body_bytes):
-        try:
-            request.hold(max(size, request.held))
-        except RequestError as error:
-            raise of_request(error) from None
+        request.hold(max(size, request.held))
 
 
 def _samples(endpoint: str, body: Mapping[str, Any]) -> int:
@@ -207,7 +200,7 @@ async def _answered(
 
 
 async def _refusal(
-    front: Front, request: HttpRequest, endpoint: str, raw: bytes, wrong: RenderError | ApiError
+    front: Front, request: HttpRequest, endpoint: str, wrong: RenderError | ApiError
 ) -> ApiError:
     """Return vLLM's own refusal of a body, if it refuses it too; else ours.
 
@@ -217,8 +210,9 @@ async def _refusal(
     ours = of_renderer(wrong) if isinstance(wrong, RenderError) else wrong
     if ours.ours or not 400 <= ours.status < 500 or front.renderer is None or front.gateway.paused:
         return ours
+    raw = await front.raw_body(request)
     with suppress(ApiError):
-        body = parse_body(raw)
+        body = await front.body(request)
         if (named := front.for_engines(body)) is not body:
             front.check_model(body)
             raw = msgspec.json.encode(named)
@@ -254,11 +248,11 @@ def passed_on(path: str) -> Handler:
     """Return the handler of an endpoint that an engine answers."""
 
     async def handle(front: Front, request: HttpRequest) -> Response:
-        raw, body = await front.raw_body(request), await front.body(request)
+        body = await front.body(request)
         try:
             front.check_model(body)
         except ApiError as wrong:
-            raise await _refusal(front, request, path, raw, wrong) from None
+            raise await _refusal(front, request, path, wrong) from None
         if front.renderer is None:
             raise ApiError(501, f"no engine here answers {path}", kind="not_implemented_error")
         try:

@@ -17,6 +17,7 @@ from heddle_gateway.agent import GatewayAgent
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import NOT_FOUND
 from heddle_gateway.openai_api import counted_usage
+from heddle_gateway.prompt_ids import read_json
 from heddle_rollout.engines import StepRequest, StepResult
 from heddle_runtime.generation import GenerationEnd, Refusal, Rendered, RenderError
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
@@ -313,7 +314,7 @@ def _word_logprob(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat(body: dict[str, Any]) -> list[int]:
-    messages = body.get("messages")
+    messages = read_json(body.get("messages"))
     if not isinstance(messages, list) or not messages:
         raise _refused("messages must be a list of at least one message", "messages")
     ids: list[int] = []
@@ -346,7 +347,7 @@ def _content(message: Mapping[str, Any]) -> list[int]:
 
 
 def _prompt(body: dict[str, Any]) -> list[int]:
-    prompt = body.get("prompt")
+    prompt = read_json(body.get("prompt"))
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):

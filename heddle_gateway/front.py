@@ -2,8 +2,8 @@
 
 import hmac
 import logging
-import random
 import time
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,16 +18,17 @@ from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
 from heddle_gateway.errors import ApiError, of_renderer, unavailable
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.http import LARGE_BYTES, HttpRequest, RequestError, Response
+from heddle_gateway.http import HttpRequest, RequestError, Response
 from heddle_gateway.metrics import Metrics
-from heddle_gateway.openai_api import ServedModel, outside_texts, parse_body
+from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.passing import passed
-from heddle_gateway.prompt_ids import SMALL_BYTES, PromptReader
+from heddle_gateway.prompt_ids import PromptReader, read_fields, split_body, taken_by
 from heddle_gateway.rendering import Renderer
 from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
+from heddle_trace.errors import NO_JSON
 
 if TYPE_CHECKING:
     from heddle_gateway.traces import Traces
@@ -38,10 +39,6 @@ Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
-_TAKEN: Final = {b",": 40, b'"': 48, b":": 64, b"[": 88, b"{": 192}
-"""Bytes that a value, a text, a field, a list and an object take once they are read."""
-_EVERY: Final = (331, 347, 379, 401, 431, 461, 491, 521)
-"""Bytes from one of a sample to the next: primes, since lists repeat themselves."""
 MOST_MARKS: Final = 2 << 20
 """Brackets and quotes of a body: an empty list of two bytes takes 88 once it is read."""
 _JSON: Final = "application/json"
@@ -178,32 +175,33 @@ class Front:
             )
         return "" if self.tenants.path is None else UNNAMED
 
-    async def body(self, request: HttpRequest) -> dict[str, Any]:
-        """Read a request's JSON object; empty without a body.
+    async def body(self, request: HttpRequest, *, has_ids: bool = False) -> dict[str, Any]:
+        """Read a request's JSON object, {} without a body; see `split_body` and `read_fields`.
+
+        What it takes counts until its answer.
 
         Raises:
-            ApiError: it is no JSON object, too large, or does not come.
+            ApiError: it is no JSON object.
+            RequestError: it is too large, or does not come.
         """
         raw = await self.raw_body(request)
-        about = _taken_about(raw) if len(raw) > SMALL_BYTES else 0
-        if about > len(raw) // 8 and len(raw) + about > LARGE_BYTES:
-            size = len(raw) + _taken(outside_texts(raw))
-            try:
-                request.hold(size if size > LARGE_BYTES else 0)
-            except RequestError as error:
-                raise of_request(error) from None
-        return parse_body(raw)
+        try:
+            fields = split_body(raw.removeprefix(BOM_UTF8), has_ids=has_ids) if raw else {}
+            request.hold(len(raw) + taken_by(fields))
+            return read_fields(fields)
+        except msgspec.ValidationError:
+            raise ApiError(400, "the body must be a JSON object") from None
+        except NO_JSON as error:
+            raise ApiError(400, f"the body is not JSON: {error}") from None
 
     async def raw_body(self, request: HttpRequest) -> bytes:
         """Read a request's body.
 
         Raises:
-            ApiError: it is too large, has too many parts, or does not come.
+            ApiError: it has too many parts.
+            RequestError: it is too large, or does not come.
         """
-        try:
-            raw = await request.read(self.settings.body_bytes, self.settings.body_s)
-        except RequestError as error:
-            raise of_request(error) from None
+        raw = await request.read(self.settings.body_bytes, self.settings.body_s)
         if len(raw) > MOST_MARKS and sum(map(raw.count, (b"[", b"{", b'"'))) > MOST_MARKS:
             text = f"the body has more than {MOST_MARKS:,} brackets and quotes: send less at once"
             raise ApiError(413, text, ours=True)
@@ -215,7 +213,7 @@ class Front:
             return None
         try:
             return self.others.get(str((await self.body(request)).get("model")))
-        except ApiError:
+        except (ApiError, RequestError):
             return None  # it is refused where it is read
 
     def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -252,19 +250,6 @@ class Front:
                 code="model_not_found",
             )
         return name
-
-
-def _taken(marks: bytes) -> int:
-    return sum(marks.count(mark) * size for mark, size in _TAKEN.items())
-
-
-def _taken_about(raw: bytes) -> int:
-    """By samples, marks of texts among them: to count all takes longer than to read a text.
-
-    Each begins anywhere: who knows where they look could write spaces there.
-    """
-    found = (every * _taken(raw[random.randrange(every) :: every]) for every in _EVERY)
-    return sum(found) // len(_EVERY)
 
 
 def _is_local(request: HttpRequest) -> bool:
@@ -315,11 +300,11 @@ def json_response(
     return Response(body, status=status, headers={"Content-Type": _JSON, **(headers or {})})
 
 
-def of_request(error: RequestError) -> ApiError:
+def _of_request(error: RequestError) -> ApiError:
     """Return an error of a body as the client gets it."""
     if error.status == 503:
         return unavailable(str(error))
-    return ApiError(error.status, str(error), ours=True)
+    return ApiError(error.status, str(error))
 
 
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
@@ -368,10 +353,16 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
                     response = await passed(request, raw, other)
             status = response.status
             return response
-        except (ApiError, RenderError) as refused:
+        except (ApiError, RenderError, RequestError) as refused:
             # The frames of a traceback have the body, and some of them the error.
             refused.__traceback__ = refused.__context__ = None
-            error = of_renderer(refused) if isinstance(refused, RenderError) else refused
+            match refused:
+                case RenderError():
+                    error = of_renderer(refused)
+                case RequestError():
+                    error = _of_request(refused)
+                case _:
+                    error = refused
             status = error.status
             return error_response(error, path)
         except ConnectionError:

@@ -22,7 +22,7 @@ REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _SMALL, _FEW = 4096, 16
 """After a few pieces of a body, small ones are joined: each object takes 40 bytes more."""
 LARGE_BYTES: Final = 1 << 20
-"""Larger bodies count until their requests are answered."""
+"""Larger bodies have a limit of their own."""
 
 
 class RequestError(Exception):
@@ -47,7 +47,7 @@ class Headers(dict[str, str]):
 
 
 class Receiving:
-    """Bytes of bodies that come, and of large ones whose requests are under way."""
+    """Bytes of bodies that come, and of those whose requests are under way."""
 
     def __init__(self, limit: int) -> None:
         """`limit` is of small ones, and of large ones: those take no room from the small."""
@@ -228,7 +228,7 @@ class HttpRequest:
         self._pieces.clear()
         try:
             found = _unpacked(packed, self.headers.get("content-encoding", ""), limit)
-            self.hold(len(found) if len(found) > LARGE_BYTES else 0)
+            self.hold(len(found))
         except RequestError as error:
             self._error = RequestError(error.status, str(error))  # for a second read
             raise

@@ -18,7 +18,7 @@ BACKLOG: Final = 65_535
 HEAD_BYTES: Final = 64 << 10
 """Of a request's head."""
 RECEIVED_BYTES: Final = 384 << 20
-"""Of small bodies that come, and of large ones until their answers; four may have the most."""
+"""Of small bodies until their answers, and as much of large ones; four may have the most."""
 KEEP_ALIVE_S: Final = 75.0
 """A connection without a request is closed after this."""
 LINGER_S: Final = 5.0

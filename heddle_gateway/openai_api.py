@@ -1,5 +1,6 @@
 """Bodies of OpenAI's and vLLM's protocols: what is refused, and responses of token ids."""
 
+import re
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,15 +12,13 @@ import msgspec
 
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long
-from heddle_gateway.prompt_ids import PromptReader
+from heddle_gateway.prompt_ids import PromptReader, read_json
 from heddle_runtime.generation import GenerationEnd, Rendered
 from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, RESPONSES
+from heddle_trace.errors import NO_JSON
 
 GENERATE: Final = "/inference/v1/generate"
-BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-"""Some editors write it before JSON; vLLM reads over it."""
-
 MOST_CHOICES: Final = 1_024
 """Answers of one request: each is a step."""
 _NOT_SUPPORTED: Final = ("use_beam_search", "prompt_embeds")
@@ -27,30 +26,16 @@ _BY_ENGINES_ONLY: Final = ("logits_processors", "echo", "suffix", "content_parts
 """What only an engine that answers the request itself can do."""
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        ApiError: it is none.
-    """
-    if not raw:
-        return {}
-    body = _decoded(raw.removeprefix(BYTE_ORDER_MARK))
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object")
-    return body
+_SEVERAL: Final = re.compile(rb'\[\s*["\[]')
+"""The begin of several prompts as JSON, or of one in a list."""
 
 
-def outside_texts(raw: bytes) -> bytes:
-    """Return JSON with a quote in place of each text."""
-    return b'"'.join(raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+class _Message(msgspec.Struct):
+    role: Any = None
+    type: Any = None
 
 
-def _decoded(raw: bytes, kind: Any = Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
+_MESSAGES: Final = msgspec.json.Decoder(list[_Message])
 
 
 def check_supported(body: Mapping[str, Any], *, relayed: bool = False) -> None:
@@ -100,14 +85,15 @@ def one_prompt_each(endpoint: str, body: dict[str, Any]) -> list[dict[str, Any]]
     Raises:
         ApiError: they are too many.
     """
-    prompts = body.get("prompt")
-    if endpoint != COMPLETIONS or not isinstance(prompts, list) or len(prompts) < 2:
+    given = body.get("prompt")
+    if endpoint != COMPLETIONS or not (isinstance(given, msgspec.Raw) and _SEVERAL.match(given)):
         return [body]
-    if {*map(type, prompts)} not in ({str}, {list}):
+    prompts = read_json(given)
+    if len(prompts) < 2 or {*map(type, prompts)} not in ({str}, {list}):
         return [body]
     if len(prompts) * samples_of(body) > MOST_CHOICES:
         raise _too_many("prompt", len(prompts) * samples_of(body))
-    return [{**body, "prompt": prompt} for prompt in prompts]
+    return [{**body, "prompt": msgspec.Raw(msgspec.json.encode(each))} for each in prompts]
 
 
 def _too_many(field: str, choices: int) -> ApiError:
@@ -177,13 +163,12 @@ def rendered_ids(body: Mapping[str, Any], prompts: PromptReader, session: str) -
 
 
 def _read_ids(ids: Any) -> Rendered:
-    # A DecodeError: of a number that no float has, or of a text that is not UTF-8.
-    decoding = msgspec.DecodeError, RecursionError, UnicodeDecodeError
-    with suppress(TypeError, OverflowError, *decoding):
+    # NO_JSON: of a number that no float has, or of a text that is not UTF-8.
+    with suppress(TypeError, OverflowError, *NO_JSON):
         ids = msgspec.json.decode(ids) if isinstance(ids, msgspec.Raw) else ids
         return Rendered(prompt_ids=array("I", ids if isinstance(ids, list) else ()))
     if isinstance(ids, msgspec.Raw) and bytes(ids).startswith(b"["):
-        _decoded(bytes(ids), list[msgspec.Raw])
+        read_json(ids, list[msgspec.Raw])
     return Rendered(prompt_ids=array("I"))
 
 
@@ -233,10 +218,12 @@ _OF_REPLIES: Final = frozenset(
 def has_reply(endpoint: str, body: Mapping[str, Any]) -> bool | None:
     """Whether messages contain a model's reply; None where there are no messages."""
     messages = body.get("input" if endpoint == RESPONSES else "messages")
-    if endpoint not in (CHAT, *FORWARDED) or not isinstance(messages, list):
+    if endpoint not in (CHAT, *FORWARDED) or not isinstance(messages, msgspec.Raw):
         return None
-    roles = (m.get("role", m.get("type")) for m in messages if isinstance(m, dict))
-    return any(isinstance(role, str) and role in _OF_REPLIES for role in roles)
+    with suppress(*NO_JSON):
+        roles = [each.role or each.type for each in _MESSAGES.decode(messages)]
+        return any(isinstance(role, str) and role in _OF_REPLIES for role in roles)
+    return None
 
 
 def generate_choice(

@@ -1,19 +1,31 @@
-"""Prompts of token ids, read from JSON: of one that goes on from its session's last, the rest."""
+"""Fields of bodies, read from JSON; of a prompt that goes on from its session's last, the rest."""
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 
+from heddle_gateway.errors import ApiError
 from heddle_runtime.generation import Rendered
+from heddle_trace.errors import NO_JSON
 
 KNOWN_BYTES: Final = 64 << 20
 """Of the prompts that are kept."""
 _PLAIN: Final = b"[]0123456789, \t\r\n"
-SMALL_BYTES: Final = 16_384
-"""No smaller body takes a megabyte once it is read."""
+CONTENT: Final = frozenset(
+    ("token_ids", "prompt", "messages", "input", "tools", "system", "documents", "response_format")
+)
+"""Fields of a body that stay JSON: engines read them."""
+_EMPTY: Final = len(b"null")
+_FEW: Final = 1_024
+"""Bytes of JSON that are not looked through for what they take."""
+_TAKEN: Final = {b",": 40, b'"': 48, b":": 64, b"[": 88, b"{": 192}
+"""Bytes that a value, a text, a field, a list and an object take once they are read."""
+_WIDE, _NAMED = 4, 200
+"""Bytes that a character and a field of a body may take."""
 _LONG: Final = 4_096
 """Bytes of a body whose ids are cut out before it is read, and where they are looked for."""
 _NAME: Final = b'"token_ids"'
@@ -22,23 +34,54 @@ _PLACE: Final = b"-31415926"
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def split_body(raw: bytes) -> dict[str, Any] | None:
-    """Read a JSON object whose `token_ids` stay JSON; None where it has to be read as a whole.
+def split_body(raw: bytes, *, has_ids: bool = False) -> dict[str, Any]:
+    """Return the fields of a JSON object as JSON.
 
-    That is so where there is much beside them.
-    They may be no JSON where they follow a `[`: who reads them has to see.
+    With `has_ids`, `token_ids` may be no JSON where they follow a `[`: who reads them has to see.
+
+    Raises:
+        msgspec.ValidationError: it is no object.
+        msgspec.DecodeError, RecursionError: it is no JSON.
     """
-    found = _without_ids(raw)
+    found = _without_ids(raw) if has_ids else None
+    return dict(_FIELDS.decode(raw)) if found is None else found
+
+
+def read_json(value: Any, kind: Any = Any) -> Any:
+    """Return a field of a body that may be JSON still.
+
+    Raises:
+        ApiError: it cannot be read.
+    """
     try:
-        found = dict(_FIELDS.decode(raw)) if found is None else found
-        if len(raw) - len(memoryview(found.get("token_ids", b""))) > SMALL_BYTES:
-            return None
-        for name, value in found.items():
-            if name != "token_ids":
-                found[name] = msgspec.json.decode(value)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    return found
+        return msgspec.json.decode(value, type=kind) if isinstance(value, msgspec.Raw) else value
+    except NO_JSON as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from None
+
+
+def _to_be_read(name: str, value: msgspec.Raw) -> bool:
+    return name not in CONTENT or len(memoryview(value)) <= _EMPTY
+
+
+def taken_by(fields: Mapping[str, msgspec.Raw]) -> int:
+    """Bytes that fields take once they are read, beside their JSON: at most, where that is much."""
+    read = b" ".join([value for name, value in fields.items() if _to_be_read(name, value)])
+    size = _NAMED * len(fields)
+    if len(read) > _FEW:
+        size += _WIDE * len(read) + sum(read.count(mark) * each for mark, each in _TAKEN.items())
+    return size
+
+
+def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Read all fields but the `CONTENT`, in place.
+
+    Raises:
+        msgspec.DecodeError, RecursionError, UnicodeDecodeError: one cannot be read.
+    """
+    for name, value in fields.items():
+        if _to_be_read(name, value):
+            fields[name] = msgspec.json.decode(value)
+    return fields
 
 
 def _without_ids(raw: bytes) -> dict[str, Any] | None:
@@ -52,7 +95,7 @@ def _without_ids(raw: bytes) -> dict[str, Any] | None:
         return None
     try:
         found: dict[str, Any] = dict(_FIELDS.decode(rest))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except NO_JSON:
         return None
     if found.get("token_ids") != msgspec.Raw(_PLACE):
         return None  # it was the field of another object
@@ -90,7 +133,7 @@ class PromptReader:
             return None
         try:
             added = array("I", msgspec.json.decode(rest))
-        except (msgspec.DecodeError, OverflowError, RecursionError, TypeError):
+        except (OverflowError, TypeError, *NO_JSON):
             return None
         if goes_on and not added:
             return None  # it ends with a comma

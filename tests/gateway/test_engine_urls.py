@@ -708,18 +708,20 @@ def test_the_engine_key_goes_to_the_urls_that_were_given_with_it_and_to_no_other
     run(main())
 
 
-def test_bodies_of_steps_that_wait_are_dropped_and_large_ones_have_a_limit(monkeypatch):
+@pytest.mark.parametrize("size", [1_500_000, 900_000])
+def test_bodies_of_steps_that_wait_take_their_bytes_and_have_a_limit(monkeypatch, size: int):
     monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
-    limit, size = 2 << 20, 1_500_000
+    limit = 2 << 20
     fit = 4 * limit // size
 
     async def ask(at: Registered, n: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(*at.address)
-        about = b'{"token_ids":[300,%d],"sampling_params":{"max_tokens":4},"metadata":"' % n
+        about = b'{"token_ids":[300,%d],"sampling_params":{"max_tokens":4},"tools":"' % n
         head = b"POST /inference/v1/generate HTTP/1.1\r\nHost: localhost\r\n"
         head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        text = b"x" * (size - 4) + "\U0001f600".encode()  # of wide characters once it is read
         length = len(about) + size + 2
-        writer.write(head % length + about + b"x" * size + b'"}')
+        writer.write(head % length + about + text + b'"}')
         await writer.drain()
         return reader, writer
 

@@ -580,33 +580,34 @@ def test_a_body_of_numbers_counts_with_what_they_take_once_they_are_read(monkeyp
     run(main())
 
 
-def test_a_large_body_that_is_nearly_all_text_is_not_looked_through(monkeypatch):
-    from heddle_gateway import front
-
-    monkeypatch.setattr(front, "outside_texts", lambda raw: pytest.fail("it takes long"))
-
-    async def main() -> None:
-        async with client() as http:
-            body = {"messages": [{"role": "user", "content": "AAAA" * 500_000}]}
-            assert (await http("POST", "/v1/chat/completions", body))[0] == 200
-
-    run(main())
-
-
-def test_no_body_can_know_which_of_its_bytes_are_weighed(monkeypatch):
-    from heddle_gateway import front, http_server
+def test_honest_lists_of_ids_wait_together(monkeypatch):
+    from heddle_gateway import http_server
 
     monkeypatch.setattr(http_server, "RECEIVED_BYTES", 0)
-    body = bytearray(b'{"x":['.ljust(100_000) + b"[]]}")
-    for at in range(6, 99_990, 3):  # lists where a sample from the begin has none
-        if all((at + n) % every for n in range(3) for every in front._EVERY):
-            body[at : at + 3] = b"[],"
-    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     async def main() -> None:
-        async with client(settings={"body_bytes": 1 << 17}) as http:
-            assert (await raw(http.bench, request)).startswith(b"HTTP/1.1 413")
+        async with client(settings={"body_bytes": 1 << 20}) as http:
+            ids = [40_000] * 32_000
+            http.bench.gateway.pause()
+            tracemalloc.start()
+            many = [
+                asyncio.create_task(http("POST", path, {**body, "max_tokens": 1}))
+                for path, body in (
+                    ("/v1/completions", {"prompt": ids}),
+                    ("/v1/completions", {"prompt": [ids] * 2}),
+                    ("/inference/v1/generate", {**IDS, "token_ids": ids}),
+                )
+                for _ in range(4)
+            ]
+            async with asyncio.timeout(PATIENCE_S):
+                while (await http("GET", "/load"))[1]["server_load"] < 16:
+                    await asyncio.sleep(0.01)
+            gc.collect()
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert held < 16 * 800_000
+            http.bench.gateway.resume()
+            assert {status for status, _ in await asyncio.gather(*many)} == {200}
 
     run(main())
 

@@ -2,21 +2,24 @@
 
 import asyncio
 import json
+import tracemalloc
 from array import array
 from functools import partial
 from hashlib import sha256
 
+import msgspec
 import pytest
 
 from heddle_gateway import prompt_ids
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError
-from heddle_gateway.openai_api import parse_body, rendered_ids
-from heddle_gateway.prompt_ids import PromptReader, split_body
+from heddle_gateway.openai_api import rendered_ids
+from heddle_gateway.prompt_ids import PromptReader, read_fields, split_body, taken_by
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Answer
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.rendering import HttpRenderer
+from heddle_trace.errors import NO_JSON
 from tests.gateway.served import NO_AIOHTTP, run, served
 
 aiohttp = pytest.importorskip("aiohttp", reason=NO_AIOHTTP)
@@ -68,14 +71,41 @@ def test_prompts_are_kept_up_to_a_limit(monkeypatch):
     assert reader._bytes == sum(2 * len(text) for text, *_ in reader._known.values()) <= 100
 
 
-def test_only_the_ids_stay_json():
-    raw = b'{"token_ids": [1, 2], "model": "m", "sampling_params": {"stop": ["x"]}}'
-    body = split_body(raw)
-    assert body is not None
+def test_only_content_stays_json_where_there_is_any():
+    raw = b'{"token_ids": [1, 2], "model": "m", "tools": [], "sampling_params": {"stop": ["x"]}}'
+    body = read_fields(split_body(raw))
     assert bytes(body.pop("token_ids")) == b"[1, 2]"
-    assert body == {"model": "m", "sampling_params": {"stop": ["x"]}}
+    assert body == {"model": "m", "tools": [], "sampling_params": {"stop": ["x"]}}
     for wrong in (b"", b"[]", b'{"token_ids": [1,]}', b'{"a": "\xff"}'):
-        assert split_body(wrong) is None
+        with pytest.raises(NO_JSON):
+            read_fields(split_body(wrong, has_ids=True))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *([257] * 50_000, [0.5] * 50_000, ["ab"] * 50_000, [[]] * 50_000, [[[1]]] * 20_000),
+        *([{}] * 50_000, [{"a": 1}] * 20_000, {f"k{n}": {} for n in range(20_000)}),
+        *("\u4e00" * 50_000, "a" * 50_000 + "\U0001f600"),
+        [("a" * 30 + "\U0001f600")] * 5_000,
+    ],
+    ids=range(11),
+)
+def test_no_field_takes_more_than_is_counted(made: object):
+    sent = made if isinstance(made, dict) else {"x": made}
+    for text in (json.dumps(sent), json.dumps(sent, ensure_ascii=False)):
+        raw = text.encode()
+        fields = split_body(raw)
+        counted = len(raw) + taken_by(fields)
+        del fields
+        tracemalloc.start()
+        body = read_fields(split_body(raw))
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert body == sent
+        assert taken < counted + 1_000
+    raw = json.dumps({"messages": made, **{f"x{n}": n for n in range(9)}}).encode()
+    assert taken_by(split_body(raw)) == 2_000
 
 
 MANY = json.dumps([*range(2_000)]).encode()
@@ -104,16 +134,16 @@ MANY = json.dumps([*range(2_000)]).encode()
 )
 def test_a_body_with_a_long_list_is_read_as_one_with_a_short_list(text: bytes):
     raw = text % MANY
-    body = split_body(raw)
     try:
         expected = json.loads(raw)
     except ValueError:
         expected = None
     if not isinstance(expected, dict):
-        assert body is None
+        with pytest.raises(NO_JSON):
+            read_fields(split_body(raw, has_ids=True))
         return
-    assert body is not None
-    if "token_ids" in body:
+    body = read_fields(split_body(raw, has_ids=True))
+    if isinstance(body.get("token_ids"), msgspec.Raw):
         body["token_ids"] = json.loads(bytes(body["token_ids"]))
     assert body == expected
 
@@ -132,19 +162,20 @@ def test_a_long_list_that_is_no_json_is_refused_as_a_body_that_is_none(wrong: by
         b'{"token_ids": %b, "sampling_params": {}}' % ids,
         b'{"sampling_params": {}, "token_ids": %b, "b": 2}' % ids,
     ):
-        body = split_body(text)
         for session in ("s", ""):
+            try:
+                body = read_fields(split_body(text, has_ids=True))
+            except NO_JSON:
+                continue  # the whole body is refused
             with pytest.raises(ApiError, match="not JSON"):
-                parse_body(text) if body is None else rendered_ids(body, reader, session)
+                rendered_ids(body, reader, session)
 
 
 @pytest.mark.parametrize(
-    "ids", [b"[1e999]", b"[1,-1e999]", b'"\xff"', b'["\xff"]', b"[1.0]", b"[[1]]"]
+    "ids", [b"[1e999]", b"[1,-1e999]", b'"\xff\xff\xff"', b'["\xff"]', b"[1.0]", b"[[1]]"]
 )
 def test_ids_that_nobody_can_read_are_refused_as_such(ids: bytes):
-    body = split_body(b'{"sampling_params": {}, "token_ids": %b}' % ids)
-    if body is None:  # the whole body is refused then
-        return
+    body = read_fields(split_body(b'{"sampling_params": {}, "token_ids": %b}' % ids))
     with pytest.raises(ApiError, match="token_ids must be a list"):
         rendered_ids(body, PromptReader(), "s")
 

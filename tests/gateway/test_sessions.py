@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from campaigns.faults.gateway_bench import Bench, in_virtual_time, prompt, set_up
@@ -461,12 +462,18 @@ def test_a_reply_that_comes_back_changed_still_continues_its_trajectory(has_repl
 
 def test_messages_say_whether_a_model_has_replied():
     user, system = {"role": "user", "content": "a"}, {"role": "system", "content": "b"}
-    assert has_reply("/v1/chat/completions", {"messages": [system, user]}) is False
+
+    def replied(path: str, messages: object) -> bool | None:
+        return has_reply(path, {"messages": msgspec.Raw(msgspec.json.encode(messages))})
+
+    assert replied("/v1/chat/completions", [system, user]) is False
     for role in ("assistant", "tool", "function"):
-        told = {"messages": [user, {"role": role, "content": "c"}, user]}
-        assert has_reply("/v1/chat/completions", told) is True
-        assert has_reply("/inference/v1/generate", told) is None
-    assert has_reply("/v1/chat/completions", {"messages": "a"}) is None
+        told = [user, {"role": role, "content": "c"}, user]
+        assert replied("/v1/chat/completions", told) is True
+        assert replied("/inference/v1/generate", told) is None
+    for none in ("a", ["a"], {}):
+        assert replied("/v1/chat/completions", none) is None
+    assert has_reply("/v1/chat/completions", {"messages": []}) is None
 
 
 def test_a_compacted_history_continues_its_trajectory_if_nothing_else_began_so():
