@@ -16,7 +16,7 @@ from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.identity import owned, readable
 from heddle_gateway.openai_api import text_field
 from heddle_rollout.driver import RolloutError
-from heddle_runtime.vllm_http.endpoint import UnreachableError
+from heddle_runtime.vllm_http.endpoint import UnreachableError, without_user
 
 WEIGHT_SYNC_S: Final = 300.0
 """A weight sync that does not end for so long is given up: dispatches go on."""
@@ -140,7 +140,9 @@ async def remove_engine(front: Front, request: HttpRequest) -> Response:
         raise ApiError(409, "this gateway starts its engines itself", code="own_engines")
     found = front.engine_urls.remove(engine, drain=drain)
     if found is None:
-        raise ApiError(404, f"no engine {engine[:200]!r} is registered", kind="not_found_error")
+        raise ApiError(
+            404, f"no engine {without_user(engine)[:200]!r} is registered", kind="not_found_error"
+        )
     return json_response({"status": "ok", **found})
 
 

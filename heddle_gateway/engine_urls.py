@@ -20,6 +20,8 @@ CONTROL_LIMIT_S: Final = 600.0
 """Of one control call: engines may load weights in it."""
 EXPECT_S: Final = 2.0
 """Between two attempts to register a URL that was given at the start."""
+_PASSING: Final = ("not_an_engine", "leaving")
+"""Codes of what may keep an engine out for some time only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,14 +72,13 @@ class RegisteredEngines:
     ) -> list[tuple[str, ApiError]]:
         """Register engines that the gateway's owner names, by URL and options, in their order.
 
+        URLs are written as `base_of` does.
         They get the key of engines. All are probed at once, since each that is silent takes its
         whole limit. What keeps one out is a note, and it joins as soon as it can be used. Returns
         what is wrong with those that never can.
         """
         given, wrong = list(engines), []
-        for url, _ in given:
-            with suppress(UrlError):
-                self._keyed |= {base_of(url)}
+        self._keyed |= {url for url, _ in given}
         probes = [asyncio.create_task(self._probed(*each)) for each in given]
         for (url, options), probed in zip(given, probes, strict=True):
             try:
@@ -88,16 +89,14 @@ class RegisteredEngines:
                     wrong.append((url, error))
                     continue
                 on_note(f"{error}. It joins when it can be used")
-                base_url, said = base_of(url), str(error)
-                self._expect_no_more(base_url)  # it may be named twice
-                adding = self._add_later(url, base_url, options, on_note, said)
-                self._expected[base_url] = asyncio.create_task(adding)
+                self._expect_no_more(url)  # it may be named twice
+                adding = self._add_later(url, options, on_note, str(error))
+                self._expected[url] = asyncio.create_task(adding)
         return wrong
 
     async def _add_later(
         self,
         url: str,
-        base_url: str,
         options: Mapping[str, Any],
         on_note: Callable[[str], None],
         said: str,
@@ -106,14 +105,16 @@ class RegisteredEngines:
             await asyncio.sleep(EXPECT_S)
             try:
                 await self.add(url, options)
+                on_note(f"{url} has joined")
+                break
             except ApiError as error:
+                waits = error.error["code"] in _PASSING
                 if str(error) != said:
                     said = str(error)
-                    on_note(said)
-            else:
-                self._expected.pop(base_url, None)
-                on_note(f"{url} has joined")
-                return
+                    on_note(said if waits else f"{said}. It is not tried again")
+                if not waits:
+                    break
+        self._expected.pop(url, None)
 
     def close(self) -> None:
         """Try to register nothing any more."""

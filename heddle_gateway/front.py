@@ -28,7 +28,6 @@ from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
 from heddle_runtime.vllm_http.endpoint import Endpoint
 from heddle_runtime.vllm_http.probe import MESSAGES, EndpointFacts
-from heddle_trace.errors import NO_JSON
 
 if TYPE_CHECKING:
     from heddle_gateway.traces import Traces
@@ -185,14 +184,9 @@ class Front:
             RequestError: it is too large, or does not come.
         """
         raw = await self.raw_body(request)
-        try:
-            fields = split_body(raw.removeprefix(BOM_UTF8), has_ids=has_ids) if raw else {}
-            request.hold(len(raw) + taken_by(fields))
-            return read_fields(fields)
-        except msgspec.ValidationError:
-            raise ApiError(400, "the body must be a JSON object") from None
-        except NO_JSON as error:
-            raise ApiError(400, f"the body is not JSON: {error}") from None
+        fields = split_body(raw.removeprefix(BOM_UTF8), has_ids=has_ids) if raw else {}
+        request.hold(len(raw) + taken_by(fields))
+        return read_fields(fields)
 
     async def raw_body(self, request: HttpRequest) -> bytes:
         """Read a request's body.

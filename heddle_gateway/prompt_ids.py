@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from heddle_gateway.errors import ApiError
+from heddle_gateway.errors import ApiError, no_json
 from heddle_runtime.generation import Rendered
 from heddle_trace.errors import NO_JSON
 
@@ -40,11 +40,17 @@ def split_body(raw: bytes, *, has_ids: bool = False) -> dict[str, Any]:
     With `has_ids`, `token_ids` may be no JSON where they follow a `[`: who reads them has to see.
 
     Raises:
-        msgspec.ValidationError: it is no object.
-        msgspec.DecodeError, RecursionError: it is no JSON.
+        ApiError: it is none.
     """
-    found = _without_ids(raw) if has_ids else None
-    return dict(_FIELDS.decode(raw)) if found is None else found
+    if has_ids and (found := _without_ids(raw)) is not None:
+        return found
+    try:
+        return dict(_FIELDS.decode(raw))
+    except msgspec.ValidationError:
+        read_json(msgspec.Raw(raw), msgspec.Raw)
+        raise ApiError(400, "the body must be a JSON object") from None
+    except NO_JSON as error:
+        raise no_json(error) from None
 
 
 def read_json(value: Any, kind: Any = Any) -> Any:
@@ -56,7 +62,7 @@ def read_json(value: Any, kind: Any = Any) -> Any:
     try:
         return msgspec.json.decode(value, type=kind) if isinstance(value, msgspec.Raw) else value
     except NO_JSON as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
+        raise no_json(error) from None
 
 
 def _to_be_read(name: str, value: msgspec.Raw) -> bool:
@@ -76,11 +82,11 @@ def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Read all fields but the `CONTENT`, in place.
 
     Raises:
-        msgspec.DecodeError, RecursionError, UnicodeDecodeError: one cannot be read.
+        ApiError: one cannot be read.
     """
     for name, value in fields.items():
         if _to_be_read(name, value):
-            fields[name] = msgspec.json.decode(value)
+            fields[name] = read_json(value)
     return fields
 
 

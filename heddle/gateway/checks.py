@@ -17,7 +17,7 @@ from heddle.setup import RunSetup
 from heddle_gateway.passing import NO_TENANTS
 from heddle_gateway.saved import SavedState
 from heddle_runtime.vllm_http.connections import Connections
-from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError
+from heddle_runtime.vllm_http.endpoint import Endpoint, UnreachableError, without_user
 from heddle_runtime.vllm_http.probe import CHAT, GATEWAY_HEADER, EndpointFacts, ProbeError, probe
 from heddle_runtime.vllm_http.settings import HttpSettings
 
@@ -116,7 +116,7 @@ async def _engine(url: str, http: Connections, key: str) -> EndpointFacts | Chec
     try:
         return await probe(Endpoint(url, http, api_key=key), limit_s=_LIMIT_S)
     except (ProbeError, ValueError) as error:
-        return Check(url, str(error).removeprefix(url).lstrip(": "), ok=False)
+        return Check(without_user(url), str(error).removeprefix(url).lstrip(": "), ok=False)
 
 
 def _fit(facts: EndpointFacts, every: Sequence[EndpointFacts], tps: set[int]) -> Check:

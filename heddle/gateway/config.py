@@ -13,7 +13,7 @@ from heddle.policy_inputs import needs_oracle
 from heddle_gateway.fake_engines import Replies
 from heddle_gateway.front import FrontSettings
 from heddle_gateway.tenants import read_tenants
-from heddle_runtime.vllm_http.endpoint import UrlError, base_of
+from heddle_runtime.vllm_http.endpoint import UrlError, base_of, without_user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ def other_models(entries: Sequence[str]) -> Mapping[str, str]:
         try:
             found[name] = base_of(url)
         except UrlError as error:
-            raise ConfigError(f"serve.models, {entry!r}: write NAME=URL; {error}") from None
+            shown = without_user(entry)
+            raise ConfigError(f"serve.models, {shown!r}: write NAME=URL; {error}") from None
         if not name or len(found) <= entries.index(entry):
             raise ConfigError(f"serve.models, {entry!r}: give each model a name of its own")
     return found

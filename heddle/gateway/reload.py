@@ -7,7 +7,7 @@ from typing import Any
 
 from heddle.config import RunConfig
 from heddle_gateway.front import Front
-from heddle_runtime.vllm_http.endpoint import UrlError, base_of
+from heddle_runtime.vllm_http.endpoint import UrlError, base_of, without_user
 
 
 class Reload:
@@ -57,7 +57,7 @@ class Reload:
             engines.remove(url, drain=True)
         new = [(url, dict[str, Any]()) for url in self._workers if url not in before]
         for url, error in await engines.expect(new, self._on_note):
-            notes.append(f"serve.workers: {url}: {error}")
+            notes.append(f"serve.workers: {without_user(url)}: {error}")
             self._workers = tuple(each for each in self._workers if each != url)
         return notes
 

@@ -43,7 +43,7 @@ from heddle_rollout.core import RecordedCore
 from heddle_rollout.services import CoreEstimates
 from heddle_runtime.clock import Lateness
 from heddle_runtime.vllm_http.connections import Connections
-from heddle_runtime.vllm_http.endpoint import Endpoint
+from heddle_runtime.vllm_http.endpoint import Endpoint, base_of
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.render_process import RenderProcess, RenderProcessError
 
@@ -350,7 +350,8 @@ class _Served:
         front.renderer = rendering
         front.engine_facts = rendering.facts
         tps = config.engine_tps or (None,) * len(config.engine_urls)
-        given = ((url, {"tp": tp}) for url, tp in zip(config.engine_urls, tps, strict=True))
+        urls = map(base_of, config.engine_urls)
+        given = ((url, {"tp": tp}) for url, tp in zip(urls, tps, strict=True))
         for url, error in await engines.expect(given, self._on_note):
             raise GatewayFailedError(f"--worker {url}: {error}")
 

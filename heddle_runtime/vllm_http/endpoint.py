@@ -23,7 +23,8 @@ MESSAGE_CHARACTERS = 500
 """Of an endpoint's own error message, as far as it is quoted."""
 _IN_URLS = "/?#[]@!$&'()*+,;=:%~"
 """Characters that a path and its query have as they are, escapes of others among them."""
-_URL = re.compile(r"(?i:https?)://[^/?#@\s]+(/[^?#\s]*)?")
+_URL = re.compile(r"(?i:https?)://[^/?#@\s]+(/[^?#@\s]*)?")
+_USER = re.compile(r"\A((?:https?://)?).*@", re.IGNORECASE | re.DOTALL)
 _END = re.compile(r"(/+v1)*/*\Z")
 _PORTS = {"http": 80, "https": 443}
 
@@ -40,13 +41,18 @@ class UrlError(ValueError):
     """A URL cannot be that of an engine; the message quotes it and says what one looks like."""
 
 
+def without_user(url: str) -> str:
+    """Return a URL as messages quote it: without a name and a password, whatever these have."""
+    return _USER.sub(r"\1...@", url)
+
+
 def base_of(url: str) -> str:
     """Return the URL below which the paths of vLLM are, the same for each way to write it.
 
     Small letters in the host; no port where it is the usual one; no `/v1` at the end.
 
     Raises:
-        UrlError: it is no HTTP URL, or has a password, a query or a fragment.
+        UrlError: it is no HTTP URL, or has a password, any other "@", a query or a fragment.
     """
     try:
         found = _URL.fullmatch(url) and urlsplit(url)
@@ -54,9 +60,9 @@ def base_of(url: str) -> str:
     except ValueError:  # a host in brackets that is no address, or no port that there can be
         found = None
     if not (found and found.hostname) or port == 0:
-        shown = re.sub(r"//[^/]*@", "//...@", url)[:200]
         raise UrlError(
-            f"{shown!r} is not the URL of an engine: write http://host:port, and its key apart"
+            f"{without_user(url)[:200]!r} is not the URL of an engine: write http://host:port, and "
+            "its key apart"
         )
     host = found.hostname or ""
     host = f"[{host}]" if ":" in host else host

@@ -37,7 +37,7 @@ from heddle_runtime.vllm_http.endpoint import (
     reason_of,
 )
 from heddle_runtime.vllm_http.life import EXPECTED_SHARE, EngineLife
-from heddle_runtime.vllm_http.metrics import read_iterations, read_sample
+from heddle_runtime.vllm_http.metrics import began, read_iterations, read_sample
 from heddle_runtime.vllm_http.moves import KvMoves
 from heddle_runtime.vllm_http.probe import ABORT, CHAT, EndpointFacts, ProbeError, makes_a_token
 from heddle_runtime.vllm_http.relay import EngineError
@@ -310,6 +310,10 @@ class HttpEngine(TokenEngine):
                 self._life.answered(self._loop.time())
                 if answer.status == 200:
                     text = answer.data.decode("utf-8", "replace")
+                    now = began(text)
+                    if now and self._facts is not None and self._facts.began not in ("", now):
+                        self.fail(f"{self._endpoint.url} was started again")
+                        return
                     sample = read_sample(text, self.kv_capacity_tokens)
                     now_s, counters = self._loop.time(), read_iterations(text)
                     self._life.counted(now_s, *counters, sample.kv_used_tokens)

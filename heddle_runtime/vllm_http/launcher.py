@@ -92,9 +92,7 @@ class HttpLauncher:
             UrlError: it is the engine of another URL.
             ProbeError: it serves another model than the others, or has another TP degree.
         """
-        for other in self._registered.values():
-            if facts.is_at(other.facts):
-                raise UrlError(f"{facts.url} is the engine of {other.url}: give one URL of each")
+        self._check_new(facts)
         self._check_model(facts)
         if None not in (tp, facts.tp) and tp != facts.tp:
             raise ProbeError(f"{facts.url} has TP {facts.tp}, not {tp}: leave tp out, or mend it")
@@ -181,8 +179,9 @@ class HttpLauncher:
                     return registered.endpoint, registered.facts
                 try:
                     facts = await probe(registered.endpoint, limit_s=self._settings.answer_limit_s)
+                    self._check_new(facts)
                     self._check_model(facts, of=registered)
-                except ProbeError as error:
+                except (UrlError, ProbeError) as error:
                     registered.engine = None
                     why = str(error)
                     self._to_the_end(registered)
@@ -211,6 +210,11 @@ class HttpLauncher:
             if fits and registered.engine is None:
                 return registered
         return None
+
+    def _check_new(self, facts: EndpointFacts) -> None:
+        for other in self._registered.values():
+            if facts.is_at(other.facts):
+                raise UrlError(f"{facts.url} is the engine of {other.url}: give one URL of each")
 
     def _check_model(self, facts: EndpointFacts, *, of: Registered | None = None) -> None:
         for other in self._registered.values():

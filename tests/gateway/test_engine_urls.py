@@ -393,6 +393,61 @@ def test_an_engine_that_is_given_by_two_names_is_one():
     run(main())
 
 
+def test_an_engine_that_was_started_again_unseen_is_known_by_one_name_in_the_end():
+    async def main() -> None:
+        settings = HttpSettings(
+            retry_s=0.01, start_limit_s=0.02, health_s=0.02, sample_s=0.02, silence_s=0.2
+        )
+        async with registered(servers=1, settings=settings) as at:
+            url = at.servers[0].url
+            same = url.replace("127.0.0.1", "localhost")
+            at.servers[0].began_s += 0.25
+            status, added = await at.add(same, api_key=KEY)
+            assert status == 200, added
+            await at.until(ready=2)
+            async with asyncio.timeout(PATIENCE_S):
+                for n in range(10_000):
+                    assert await at.step([300, n], 20, f"s{n}") == expected([300, n], 20)
+                    if len(at.engines.registered()) == 1:
+                        break
+            assert [each["url"] for each in at.engines.registered()] == [same]
+            [failed, *_] = at.bench.events(EngineFailed)
+            assert (failed.engine, failed.reason) == ("e0", f"{url} was started again")
+
+    run(main())
+
+
+def test_a_second_url_of_an_engine_that_was_down_at_the_start_is_given_up(monkeypatch):
+    monkeypatch.setattr(engine_urls, "EXPECT_S", 0.02)
+
+    async def main() -> None:
+        notes: list[str] = []
+        async with registered(servers=0, more=2) as at:
+            late, wrong = at.servers
+            same = late.url.replace("127.0.0.1", "localhost")
+            for server in at.servers:
+                server.die()
+            await asyncio.sleep(0.01)  # until their listeners are closed too
+            given = [(late.url, {}), (same, {}), (wrong.url, {"tp": 3})]
+            assert await at.engines.expect(given, notes.append) == []
+            for server in at.servers:
+                await server.start()
+            async with asyncio.timeout(PATIENCE_S):
+                while any(each["state"] == "expected" for each in at.engines.registered()):
+                    await asyncio.sleep(0.01)
+            [(_, state)] = await at.listed()
+            assert state == "ready"
+            ended = [note for note in notes if note.endswith("It is not tried again")]
+            assert len(ended) == 2
+            assert sum(" is the engine of " in note for note in ended) == 1
+            assert sum("tp is 3" in note for note in ended) == 1
+            asked = [len(server.keys) for server in at.servers]
+            await asyncio.sleep(0.1)
+            assert [len(server.keys) for server in at.servers][1:] == asked[1:]
+
+    run(main())
+
+
 def test_what_is_no_engine_is_not_registered():
     async def main() -> None:
         async with registered(servers=1) as at:
@@ -594,7 +649,7 @@ def test_an_engine_that_is_down_at_the_start_joins_as_soon_as_it_answers(monkeyp
                 (late.url, "expected"),
                 (never.url, "expected"),
             ]
-            await at.engines.expect([(f"{never.url}/", {})], lambda note: None)  # named twice
+            await at.engines.expect([(never.url, {})], lambda note: None)  # named twice
             assert (await at("DELETE", f"/workers/{never.url}"))[0] == 200
             await asyncio.sleep(0.3)
             assert len(notes) == 2  # the same is not said again
@@ -753,10 +808,15 @@ def test_an_engine_whose_url_is_written_another_way_in_the_file_stays():
             url = at.servers[0].url
             again = Reload(at.front, None, lambda note: None)
             assert await again.take_workers([url]) == []
-            assert await again.take_workers([f"{url.upper()}/v1/", "http://x:0"]) == [
-                "serve.workers: http://x:0: 'http://x:0' is not the URL of an engine: write "
-                "http://host:port, and its key apart"
+            said = "is not the URL of an engine: write http://host:port, and its key apart"
+            assert await again.take_workers(
+                [f"{url.upper()}/v1/", "http://x:0", "http://u:p/a@b?c@h/"]
+            ) == [
+                f"serve.workers: http://x:0: 'http://x:0' {said}",
+                f"serve.workers: http://...@h/: 'http://...@h/' {said}",
             ]
+            _, answer = await at("DELETE", "/workers/http:%2F%2Fu:p%2Fa@h")
+            assert "'http://...@h'" in answer["error"]["message"]
             await at.until(ready=1)
             same = url.replace("127.0.0.1", "localhost")
             step = asyncio.create_task(at.step([300, 301], 4_000, "s"))

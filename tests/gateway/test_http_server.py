@@ -473,7 +473,7 @@ def test_bodies_that_come_at_the_same_time_have_one_limit(monkeypatch):
     run(main())
 
 
-def test_large_bodies_count_until_their_answers_and_small_ones_until_they_are_read(monkeypatch):
+def test_bodies_count_until_their_answers_and_large_ones_take_no_room_from_small_ones(monkeypatch):
     monkeypatch.setattr(http_server, "RECEIVED_BYTES", 4 * LIMIT)
     monkeypatch.setattr(http, "LARGE_BYTES", 50_000)
 
@@ -493,7 +493,7 @@ def test_large_bodies_count_until_their_answers_and_small_ones_until_they_are_re
                 while len(at.read) < len(waiting):
                     await asyncio.sleep(0.001)
 
-            for n in range(20):
+            for n in range(7):
                 await waits(50_000, packed=n % 2 == 0)
             for n in range(4):
                 await waits(99_000, packed=n % 2 == 0)
@@ -501,6 +501,9 @@ def test_large_bodies_count_until_their_answers_and_small_ones_until_they_are_re
                 assert (await at.raw(request("/a", 99_000, packed))).startswith(b"HTTP/1.1 503")
             for _ in range(20):  # what is small has room of its own
                 assert (await at.raw(request("/a", 40_000))).startswith(b"HTTP/1.1 200")
+            await waits(50_000, packed=False)
+            for packed in (False, True):
+                assert (await at.raw(request("/a", 1_000, packed))).startswith(b"HTTP/1.1 503")
             at.held.set()
             while any(each.connection.current for each in at.asked):
                 await asyncio.sleep(0.001)
