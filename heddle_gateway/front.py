@@ -1,5 +1,6 @@
 """What the HTTP endpoints have in common: settings, who may call, and how requests are answered."""
 
+import asyncio
 import hmac
 import logging
 import time
@@ -38,6 +39,8 @@ Answering: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 Access: TypeAlias = Literal["open", "client", "limited", "admin"]
 """Who may call: everybody, clients, clients below their limit, who has the admin key."""
 MOST_OPEN: Final = 65_536
+_LONG: Final = 64 << 10
+"""Bytes of a body that is read alone between two looks at what else is to be done."""
 MOST_MARKS: Final = 2 << 20
 """Brackets and quotes of a body: an empty list of two bytes takes 88 once it is read."""
 _JSON: Final = "application/json"
@@ -126,6 +129,8 @@ class Front:
     requests: dict[str, Sequence[ClientStep]] = field(default_factory=dict)
     """Steps under way by the client's id of its request."""
     prompts: PromptReader = field(default_factory=PromptReader)
+    _long: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of reading a long body: what is small is answered between two of these."""
 
     def __post_init__(self) -> None:
         self.gateway.on_decision = self.metrics.decisions.take
@@ -184,6 +189,9 @@ class Front:
             RequestError: it is too large, or does not come.
         """
         raw = await self.raw_body(request)
+        if len(raw) > _LONG:
+            async with self._long:
+                await asyncio.sleep(0)
         fields = split_body(raw.removeprefix(BOM_UTF8), has_ids=has_ids) if raw else {}
         request.hold(len(raw) + taken_by(fields))
         return read_fields(fields)

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import resource
+import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -608,6 +609,31 @@ def test_honest_lists_of_ids_wait_together(monkeypatch):
             assert held < 16 * 800_000
             http.bench.gateway.resume()
             assert {status for status, _ in await asyncio.gather(*many)} == {200}
+
+    run(main())
+
+
+def test_what_is_small_is_answered_between_two_long_bodies(monkeypatch):
+    from heddle_gateway import front
+
+    read, split_body = list[int](), front.split_body
+
+    def split_slowly(raw: bytes, *, has_ids: bool = False) -> dict[str, Any]:
+        read.append(len(raw))
+        time.sleep(0.02)
+        return split_body(raw, has_ids=has_ids)
+
+    monkeypatch.setattr(front, "split_body", split_slowly)
+
+    async def main() -> None:
+        async with client() as http:
+            long = {"prompt": "a", "user": "b" * 100_000}
+            many = [asyncio.create_task(http("POST", "/tokenize", long)) for _ in range(40)]
+            while not read:
+                await asyncio.sleep(0.001)
+            assert (await http("GET", "/livez"))[0] == 200
+            assert len(read) < 20
+            assert [status for status, _ in await asyncio.gather(*many)] == [200] * 40
 
     run(main())
 
