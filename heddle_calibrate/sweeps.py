@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from heddle_core.bounds import Bounds, bound_faults
+from heddle_core.json_faults import NO_JSON
 
 SCHEMA = "heddle.sweep/1"
 
@@ -253,7 +254,7 @@ def read_sweep(path: Path) -> Sweep:
         raise SweepError(f"cannot read the sweep {path}: {e.strerror}") from None
     try:
         schema = msgspec.json.decode(text, type=dict[str, Any]).get("schema")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+    except NO_JSON as e:
         raise SweepError(
             f"{path}: not JSON to its end ({e}); measure again if it was cut short"
         ) from None

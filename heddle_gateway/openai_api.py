@@ -10,13 +10,13 @@ from typing import Any, Final
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.errors import ApiError, too_long
 from heddle_gateway.prompt_ids import PromptReader, read_json
 from heddle_runtime.generation import GenerationEnd, Rendered
 from heddle_runtime.sampling import SamplingError, checked_sampling
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS, FORWARDED, RESPONSES
-from heddle_trace.errors import NO_JSON
 
 GENERATE: Final = "/inference/v1/generate"
 MOST_CHOICES: Final = 1_024

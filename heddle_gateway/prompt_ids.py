@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_gateway.errors import ApiError, no_json
 from heddle_runtime.generation import Rendered
-from heddle_trace.errors import NO_JSON
 
 KNOWN_BYTES: Final = 64 << 20
 """Of the prompts that are kept."""

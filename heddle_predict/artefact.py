@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heddle_core.estimate.history import Levels
+from heddle_core.json_faults import NO_JSON
 from heddle_predict.errors import PredictError
 from heddle_predict.model import Vocabulary
 
@@ -171,7 +172,7 @@ def _header(path: Path, file: zipfile.ZipFile) -> Header:
     data = file.read(_HEADER)
     try:
         named = msgspec.json.decode(data, type=_Named)
-    except (msgspec.MsgspecError, RecursionError):
+    except NO_JSON:
         named = _Named(schema="")
     schema = named.schema
     name, _, version = schema.partition("/")

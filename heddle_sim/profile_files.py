@@ -16,6 +16,7 @@ import msgspec
 from heddle_core.bounds import Bounds
 from heddle_core.estimate.cost import CostModel, FillingCost, StepCost
 from heddle_core.ids import EngineShape
+from heddle_core.json_faults import NO_JSON
 from heddle_sim.latency import LatencyTable
 from heddle_sim.model_names import from_config_command, short_model_name, unknown_name
 from heddle_sim.profile_checks import faults_of
@@ -380,7 +381,7 @@ def decode_profile(path: Path, made: type[T], what: str) -> T:
         return msgspec.json.decode(path.read_bytes(), type=made)
     except OSError as e:
         raise ProfileError(f"cannot read the {what} {path}: {e.strerror}") from e
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+    except NO_JSON as e:
         raise ProfileError(
             f"{path} is not a {what}: {e}; see heddle_sim/profiles/README.md for the format"
         ) from e

@@ -1,12 +1,6 @@
 """The exceptions of this package."""
 
 from collections.abc import Mapping
-from typing import Final
-
-import msgspec
-
-NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What reading JSON may raise."""
 
 
 class TraceError(ValueError):

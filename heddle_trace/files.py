@@ -12,8 +12,7 @@ from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
-import msgspec
-
+from heddle_core.json_faults import NO_JSON
 from heddle_trace.errors import TraceError
 from heddle_trace.limits import MAX_FILE_BYTES
 from heddle_trace.problems import EMPTY, RECORD_DECODER, Problem, problems_in
@@ -41,7 +40,7 @@ def read_trace(path: str | Path) -> Trace:
                     line.decode()
                 found.add(decode(line))
         sound = 0 < len(found.ids) == len(set(found.ids))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except NO_JSON:
         sound = False
     if not sound:
         changed = Problem(0, "", "changed while it was read; read it again")

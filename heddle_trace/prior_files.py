@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from heddle_core.estimate.history import History
+from heddle_core.json_faults import NO_JSON
 from heddle_trace.complete import MissingRules, complete
 from heddle_trace.errors import TraceError
 from heddle_trace.history import history_of
@@ -73,7 +74,7 @@ def read_prior(workload: str) -> tuple[History, str]:
     data = path.read_bytes()
     try:
         prior = msgspec.json.decode(data, type=Prior)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise TraceError(f"{path}: damaged: {error}; make it again with {COMMAND}") from None
     return prior.history(), sha256(data).hexdigest()
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_trace.limits import (
     MAX_CLOCK_S,
     MAX_PARALLEL_TOOLS,
@@ -95,7 +96,7 @@ def line_problems(number: int, line: bytes, seen: dict[str, int]) -> Iterator[Pr
     """Faults of one line; `seen` has the line of each id so far, and gets this one's."""
     try:
         name: object = RECORD_DECODER.decode(line).trajectory_id
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except NO_JSON as error:
         parsed, faults = _taken_apart(line)
         for field, message in faults or [("", f"{error}")]:
             yield Problem(number, field, message)

@@ -29,6 +29,7 @@ from heddle_core.events import (
     TrajectoryFinished,
 )
 from heddle_core.ids import TrajectoryId
+from heddle_core.json_faults import NO_JSON
 
 SCHEMA = "heddle.epoch/1"
 _FIRST_LINE = msgspec.json.encode({"schema": SCHEMA}) + b"\n"
@@ -111,7 +112,7 @@ def read_samples(path: Path) -> list[SampleLength]:
     for number, line in enumerate(lines[1:], 2):
         try:
             samples.append(decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NO_JSON as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}: remove the line, or begin a new file"
             ) from None
@@ -125,7 +126,7 @@ def read_samples(path: Path) -> list[SampleLength]:
 def _check_schema(path: Path, line: bytes) -> None:
     try:
         found = msgspec.json.decode(line, type=dict[str, Any]).get("schema")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         found = None
     if found != SCHEMA:
         raise ConfigError(

@@ -115,6 +115,6 @@ def _nested(table: pa.Table) -> str | None:
             for field, hint in layout.nested if layout is not None else ():
                 if hint is not PlanProblem:
                     restored(values[field], hint)
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, RecursionError) as e:
             return f"the payload of row {row:,} cannot be read: {type(e).__name__}: {e}"
     return None

@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_runtime.vllm_http.connections import (
     BrokenError,
     ConnectError,
@@ -182,14 +183,14 @@ class Answer(msgspec.Struct, frozen=True):
         """Its content; None if that is no JSON."""
         try:
             return msgspec.json.decode(self.data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NO_JSON:
             return None
 
     def first_event(self) -> Any:
         """Content of the first event of a stream; None if there is none."""
         for line in self.data.splitlines():
             if line.startswith(b"data:"):
-                with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                with suppress(*NO_JSON):
                     return msgspec.json.decode(line[len(b"data:") :])
         return None
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_runtime.vllm_http.probe import CHAT, COMPLETIONS
 from heddle_runtime.vllm_http.stream import ProtocolError
 
@@ -71,7 +72,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     """
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise ProtocolError(f"it sent what is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ProtocolError("it sent what is no JSON object")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_runtime.generation import (
     GenerationEnd,
     Refusal,
@@ -59,7 +60,7 @@ class HttpRenderer:
             content = {name: msgspec.json.decode(value) for name, value in found.items()}
             prompt = read(ids)
             prompt_ids = _ids(msgspec.json.decode(ids)) if prompt is None else prompt.prompt_ids
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except NO_JSON:
             content, prompt, prompt_ids = {}, None, None
         rendered = content.get("sampling_params")
         if not isinstance(rendered, dict) or prompt_ids is None:
@@ -226,7 +227,7 @@ class HttpRenderer:
     async def _call(self, path: str, body: Any) -> Any:
         try:
             return msgspec.json.decode(await self._answered(path, body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NO_JSON:
             return None
 
     async def _answered(self, path: str, body: Any) -> bytes:

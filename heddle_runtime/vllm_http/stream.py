@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
+
 EVENT_BYTES = 16 << 20
 """Of one event: log-probs of a whole vocabulary for one token have less."""
 DONE = b"[DONE]"
@@ -62,7 +64,7 @@ def read_chunk(data: bytes) -> GenerateChunk:
     """
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise ProtocolError(f"its answer is not that of /inference/v1/generate: {error}") from None
 
 

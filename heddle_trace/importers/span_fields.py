@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from heddle_core.json_faults import NO_JSON
 from heddle_trace.importers.generations import UNNAMED, fingerprint
 from heddle_trace.importers.logged_calls import GROUP_IDS
 from heddle_trace.importers.notes import DamagedError
@@ -40,7 +41,7 @@ def parsed_text(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
+        except NO_JSON:
             return value
     return value
 
