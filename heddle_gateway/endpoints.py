@@ -85,7 +85,6 @@ async def _checked(
     Raises:
         ApiError: it cannot be answered.
         RenderError: it is refused.
-        RequestError: it takes too much with its answers.
     """
     model, body = front.check_model(body), front.for_engines(body)
     facts = front.engine_facts() if endpoint != GENERATE else None
@@ -133,7 +132,7 @@ def _weigh(
     """Count a body as often as engines get it, once an answer, where that makes it large.
 
     Raises:
-        RequestError: it is too much.
+        ApiError: it is too much.
     """
     more = len(prompts) - 1
     rest = len(msgspec.json.encode({**prompts[0], "prompt": None})) if more else 0

@@ -43,11 +43,6 @@ class ApiError(Exception):
         return {"error": self.error} if self.whole is None else self.whole
 
 
-def no_json(error: BaseException) -> ApiError:
-    """Return the error of a body that cannot be read."""
-    return ApiError(400, f"the body is not JSON: {error}")
-
-
 def of_engine(refusal: Refusal) -> ApiError:
     """Return an engine's refusal as the client gets it: in the engine's words."""
     said = refusal.body.get("error")

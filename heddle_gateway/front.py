@@ -17,13 +17,13 @@ import msgspec
 from heddle_gateway.access import AccessLog
 from heddle_gateway.client_step import ClientStep
 from heddle_gateway.engine_urls import RegisteredEngines
-from heddle_gateway.errors import ApiError, of_renderer, unavailable
+from heddle_gateway.errors import ApiError, of_renderer
 from heddle_gateway.gateway import Gateway
-from heddle_gateway.http import HttpRequest, RequestError, Response
+from heddle_gateway.http import HttpRequest, Response
 from heddle_gateway.metrics import Metrics
 from heddle_gateway.openai_api import ServedModel
 from heddle_gateway.passing import passed
-from heddle_gateway.prompt_ids import PromptReader, read_fields, split_body, taken_by
+from heddle_gateway.prompt_ids import PromptReader, read_fields, split_body
 from heddle_gateway.rendering import Renderer
 from heddle_gateway.tenants import UNNAMED, Tenants
 from heddle_runtime.generation import RenderError
@@ -185,23 +185,20 @@ class Front:
         What it takes counts until its answer.
 
         Raises:
-            ApiError: it is no JSON object.
-            RequestError: it is too large, or does not come.
+            ApiError: it is no JSON object, too large, or does not come.
         """
         raw = await self.raw_body(request)
         if len(raw) > _LONG:
             async with self._long:
                 await asyncio.sleep(0)
         fields = split_body(raw.removeprefix(BOM_UTF8), has_ids=has_ids) if raw else {}
-        request.hold(len(raw) + taken_by(fields))
-        return read_fields(fields)
+        return read_fields(fields, lambda more: request.hold(len(raw) + more))
 
     async def raw_body(self, request: HttpRequest) -> bytes:
         """Read a request's body.
 
         Raises:
-            ApiError: it has too many parts.
-            RequestError: it is too large, or does not come.
+            ApiError: it is too large, has too many parts, or does not come.
         """
         raw = await request.read(self.settings.body_bytes, self.settings.body_s)
         if len(raw) > MOST_MARKS and sum(map(raw.count, (b"[", b"{", b'"'))) > MOST_MARKS:
@@ -215,7 +212,7 @@ class Front:
             return None
         try:
             return self.others.get(str((await self.body(request)).get("model")))
-        except (ApiError, RequestError):
+        except ApiError:
             return None  # it is refused where it is read
 
     def for_engines(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -302,13 +299,6 @@ def json_response(
     return Response(body, status=status, headers={"Content-Type": _JSON, **(headers or {})})
 
 
-def _of_request(error: RequestError) -> ApiError:
-    """Return an error of a body as the client gets it."""
-    if error.status == 503:
-        return unavailable(str(error))
-    return ApiError(error.status, str(error))
-
-
 def error_body(path: str, error: ApiError) -> dict[str, Any]:
     """Return an error in the envelope of a path: OpenAI's, or Anthropic's."""
     if not path.removesuffix("/count_tokens").endswith(MESSAGES) or error.whole is not None:
@@ -355,16 +345,10 @@ def answering(front: Front, path: str, handle: Handler, access: Access) -> Answe
                     response = await passed(request, raw, other)
             status = response.status
             return response
-        except (ApiError, RenderError, RequestError) as refused:
+        except (ApiError, RenderError) as refused:
             # The frames of a traceback have the body, and some of them the error.
             refused.__traceback__ = refused.__context__ = None
-            match refused:
-                case RenderError():
-                    error = of_renderer(refused)
-                case RequestError():
-                    error = _of_request(refused)
-                case _:
-                    error = refused
+            error = of_renderer(refused) if isinstance(refused, RenderError) else refused
             status = error.status
             return error_response(error, path)
         except ConnectionError:

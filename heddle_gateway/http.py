@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
 from heddle_gateway.client_step import ClientStep
+from heddle_gateway.errors import ApiError
 from heddle_runtime.vllm_http.probe import GATEWAY_HEADER
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ LARGE_BYTES: Final = 1 << 20
 """Larger bodies have a limit of their own."""
 
 
-class RequestError(Exception):
+class RequestError(ApiError):
     """A body that cannot be read; the message says why."""
 
     def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message, ours=True)
+        if status == 503:
+            self.error["type"], self.retry_after_s = "service_unavailable_error", 5
 
 
 class Headers(dict[str, str]):

@@ -2,14 +2,15 @@
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 
 from heddle_core.json_faults import NO_JSON
-from heddle_gateway.errors import ApiError, no_json
+from heddle_gateway.errors import ApiError
 from heddle_runtime.generation import Rendered
 
 KNOWN_BYTES: Final = 64 << 20
@@ -44,13 +45,10 @@ def split_body(raw: bytes, *, has_ids: bool = False) -> dict[str, Any]:
     """
     if has_ids and (found := _without_ids(raw)) is not None:
         return found
-    try:
+    with suppress(*NO_JSON):
         return dict(_FIELDS.decode(raw))
-    except msgspec.ValidationError:
-        read_json(msgspec.Raw(raw), msgspec.Raw)
-        raise ApiError(400, "the body must be a JSON object") from None
-    except NO_JSON as error:
-        raise no_json(error) from None
+    read_json(msgspec.Raw(raw), msgspec.Raw)
+    raise ApiError(400, "the body must be a JSON object")
 
 
 def read_json(value: Any, kind: Any = Any) -> Any:
@@ -62,31 +60,24 @@ def read_json(value: Any, kind: Any = Any) -> Any:
     try:
         return msgspec.json.decode(value, type=kind) if isinstance(value, msgspec.Raw) else value
     except NO_JSON as error:
-        raise no_json(error) from None
+        raise ApiError(400, f"the body is not JSON: {error}") from None
 
 
-def _to_be_read(name: str, value: msgspec.Raw) -> bool:
-    return name not in CONTENT or len(memoryview(value)) <= _EMPTY
-
-
-def taken_by(fields: Mapping[str, msgspec.Raw]) -> int:
-    """Bytes that fields take once they are read, beside their JSON: at most, where that is much."""
-    read = b" ".join([value for name, value in fields.items() if _to_be_read(name, value)])
-    size = _NAMED * len(fields)
-    if len(read) > _FEW:
-        size += _WIDE * len(read) + sum(read.count(mark) * each for mark, each in _TAKEN.items())
-    return size
-
-
-def read_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def read_fields(fields: dict[str, Any], hold: Callable[[int], None]) -> dict[str, Any]:
     """Read all fields but the `CONTENT`, in place.
+
+    Before, `hold` is called with the bytes that they take at most, beside their JSON.
 
     Raises:
         ApiError: one cannot be read.
     """
-    for name, value in fields.items():
-        if _to_be_read(name, value):
-            fields[name] = read_json(value)
+    names = [n for n, raw in fields.items() if n not in CONTENT or len(memoryview(raw)) <= _EMPTY]
+    read = b"[%b]" % b",".join([fields[name] for name in names])
+    size = _NAMED * len(fields)
+    if len(read) > _FEW:
+        size += _WIDE * len(read) + sum(read.count(mark) * each for mark, each in _TAKEN.items())
+    hold(size)
+    fields.update(zip(names, read_json(msgspec.Raw(read)), strict=True))
     return fields
 
 
