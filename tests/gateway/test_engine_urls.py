@@ -792,7 +792,8 @@ def test_bodies_of_steps_that_wait_take_their_bytes_and_have_a_limit(monkeypatch
             finally:
                 tracemalloc.stop()
             reader, writer = await ask(at, fit)
-            refused = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(PATIENCE_S):
+                refused = await reader.readuntil(b"\r\n\r\n")
             for _, each in (*waiting, (reader, writer)):
                 each.close()
             assert refused.startswith(b"HTTP/1.1 503")

@@ -614,16 +614,16 @@ def test_honest_lists_of_ids_wait_together(monkeypatch):
 
 
 def test_what_is_small_is_answered_between_two_long_bodies(monkeypatch):
-    from heddle_gateway import front
+    from heddle_gateway.prompt_ids import split_body
 
-    read, split_body = list[int](), front.split_body
+    read = list[int]()
 
     def split_slowly(raw: bytes, *, has_ids: bool = False) -> dict[str, Any]:
         read.append(len(raw))
         time.sleep(0.02)
         return split_body(raw, has_ids=has_ids)
 
-    monkeypatch.setattr(front, "split_body", split_slowly)
+    monkeypatch.setattr("heddle_gateway.front.split_body", split_slowly)
 
     async def main() -> None:
         async with client() as http:
