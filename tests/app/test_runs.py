@@ -245,7 +245,7 @@ def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Pat
         ("time_s", math.nan, "its column 'time_s' has values that are no seconds"),
         ("trajectory", None, "its column 'trajectory' has [0-9]+ values and not [0-9]+"),
         ("payload", "[", "the payload of row [0-9]+ cannot be read: JSONDecodeError"),
-        ("payload", "[" * 100_000, "the payload of row [0-9]+ cannot be read: RecursionError"),
+        pytest.param("payload", "[" * 100_000, "the payload of row [0-9]+ .* Recursion", id="deep"),
     ],
 )
 def test_a_journal_with_a_value_that_no_run_writes_is_damaged(
