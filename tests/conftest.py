@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm
+from tests.runtime.vllm_bench import VLLM_GROUP, no_vllm, python_with_vllm
 
 settings.register_profile("heddle", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("heddle")
@@ -56,5 +56,5 @@ def is_real(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if no_vllm():
+    if not python_with_vllm():
         terminalreporter.write_line(f"Real engines were not tested: {no_vllm()}.")

@@ -1,14 +1,16 @@
 """Clients that others wrote, through the gateway, in front of real vLLM engines on CPU.
 
-Greedy and in float32: SkyRL's tokens are those of one server that is asked directly. The agents'
-actions are drawn, and held to what an agent may do by structured output.
+Greedy and in float32: SkyRL's tokens are those of one server that is asked directly, and verifiers'
+rollouts those that it makes there. Structured output holds agents to commands that do no harm;
+mini-swe-agent's are drawn.
 """
 
 import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -22,6 +24,17 @@ from tests.app.gateways import gateway
 from tests.clients.conftest import HEDDLE
 from tests.clients.test_coding_agents import EXAMPLE
 from tests.clients.test_skyrl import client_class  # noqa: F401
+from tests.clients.test_verifiers import (  # noqa: F401
+    COMMANDS,
+    ROLLOUTS,
+    TURNS,
+    agent,
+    converse,
+    reads_vllm,
+    task,
+    training,
+    verifiers,
+)
 from tests.runtime.vllm_serve import direct, two_servers
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -109,3 +122,60 @@ def test_agents_of_mini_swe_agent_end_as_agents_may(urls: list[str], tmp_path: P
     made = [e.trajectory for e in events(run, StepFinished)]
     assert {name: made.count(name) for name in steps} == steps
     assert {e.outcome for e in events(run, TrajectoryFinished)} == {"completed"}
+
+
+def called(command: str) -> str:
+    """A call of verifiers' tool as vLLM's parser `hermes` reads it."""
+    call = {"name": "bash", "arguments": {"command": command}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def said(trace: Any) -> list[tuple[Any, ...]]:
+    """What a rollout has of each message, but its ids."""
+    assert not trace.errors
+    return [
+        (
+            node.message.content,
+            [call.arguments for call in getattr(node.message, "tool_calls", None) or ()],
+            node.token_ids,
+        )
+        for node in trace.nodes
+    ]
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+@pytest.mark.usefixtures("reads_vllm")
+def test_verifiers_rollouts_are_those_of_one_server_and_each_step_is_once_in_the_journal(
+    kind: str,
+    verifiers: Any,  # noqa: F811
+    urls: list[str],
+    tmp_path: Path,
+):
+    model = name_of(urls[0])
+
+    async def with_tools(url: str) -> Sequence[Any]:
+        client = {"type": "eval", "base_url": f"{url}/v1"}
+        calls = {"choice": [*map(called, COMMANDS)]}
+        sampling = {"max_tokens": 200, "temperature": 0, "structured_outputs": calls}
+        async with agent(verifiers, "bash", client, model, **sampling) as one:
+            tasks = [task(verifiers, n, f"Name folder {n} .") for n in range(ROLLOUTS)]
+            return await asyncio.gather(*map(one.run, tasks))
+
+    async def with_token_ids(url: str) -> Sequence[Any]:
+        async with agent(verifiers, "null", training(url, model), model, temperature=0) as one:
+            return await asyncio.gather(*(converse(verifiers, one, n) for n in range(ROLLOUTS)))
+
+    rollouts = with_tools if kind == "eval" else with_token_ids
+    with gateway(tmp_path, *workers(urls), "--out", str(tmp_path / "runs")) as served:
+        traces = asyncio.run(rollouts(served.url))
+        served.end()
+    for trace, alone in zip(traces, asyncio.run(rollouts(urls[0])), strict=True):
+        assert said(trace) == said(alone)
+        assert trace.num_turns == TURNS
+        for node, same in zip(trace.nodes, alone.nodes, strict=True):
+            assert node.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+            assert bool(node.logprobs) == (node.sampled and kind == "train")
+    run = Path(served.started["run"])
+    steps = events(run, StepFinished)
+    assert Counter(e.trajectory for e in steps) == {trace.id: TURNS for trace in traces}
+    assert {e.engine.name for e in steps} == {"e0", "e1"}

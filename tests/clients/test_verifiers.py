@@ -41,15 +41,30 @@ def verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return verifiers.v1
 
 
-def agent(verifiers: Any, harness: str, client: dict[str, Any]) -> Any:
+def agent(
+    verifiers: Any, harness: str, client: dict[str, Any], model: str = "fake", **sampling: Any
+) -> Any:
     config = verifiers.AgentConfig(
         harness={"id": harness},
         runtime={"type": "subprocess"},
-        model="fake",
+        model=model,
         client={"api_key_var": "HEDDLE_TEST_KEY", **client},
-        sampling={"max_tokens": TOKENS, "temperature": 1.0},
+        max_turns=TURNS,
+        sampling={"max_tokens": TOKENS, "temperature": 1.0, **sampling},
     )
     return verifiers.Agent(config)
+
+
+def training(url: str, folder: Path | str) -> dict[str, Any]:
+    renderer = {"renderer": {"name": "default"}, "renderer_model_name": str(folder)}
+    return {"type": "train", "base_url": f"{url}/v1", **renderer}
+
+
+async def converse(verifiers: Any, one: Any, n: int) -> Any:
+    async with one.interaction(task(verifiers, n, None)) as held:
+        for turn in range(TURNS):
+            await held.turn(f"Count on from {n} in turn {turn} .")
+    return held.trace
 
 
 def task(verifiers: Any, n: int, prompt: str | None) -> Any:
@@ -98,21 +113,9 @@ def test_its_training_client_sends_each_turn_as_ids_and_goes_on_from_them(
 ):
     folder = make_tiny_model(tmp_path / "model")
 
-    async def rollout(one: Any, n: int) -> Any:
-        async with one.interaction(task(verifiers, n, None)) as held:
-            for turn in range(TURNS):
-                await held.turn(f"Count on from {n} in turn {turn} .")
-        return held.trace
-
     async def main(url: str) -> Sequence[Any]:
-        client = {
-            "type": "train",
-            "base_url": f"{url}/v1",
-            "renderer": {"name": "default"},
-            "renderer_model_name": str(folder),
-        }
-        async with agent(verifiers, "null", client) as one:
-            return await asyncio.gather(*(rollout(one, n) for n in range(ROLLOUTS)))
+        async with agent(verifiers, "null", training(url, folder)) as one:
+            return await asyncio.gather(*(converse(verifiers, one, n) for n in range(ROLLOUTS)))
 
     with serve("--engines", "2", "--set", "serve.fake_tokens=10") as run:
         traces = asyncio.run(main(run.url))

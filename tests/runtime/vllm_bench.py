@@ -4,6 +4,7 @@ import asyncio
 import atexit
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -38,6 +39,16 @@ def no_vllm() -> str:
     if installed.platform != "cpu" or not installed.supported:
         return f"vLLM {installed.release} for {installed.platform} is not what they are written for"
     return ""
+
+
+def python_with_vllm() -> str:
+    """The Python that has vLLM for CPUs: this one, or that of `make vllm-cpu`; "": none has."""
+    if not no_vllm():
+        return sys.executable
+    root = Path(__file__).resolve().parents[2]
+    release = SUPPORTED["cpu"]
+    found = root.glob(f".venv/lib/python3*/site-packages/vllm_cpu-{release}*.dist-info")
+    return str(root / ".venv" / "bin" / "python") if any(found) else ""
 
 
 needs_vllm = [

