@@ -56,8 +56,8 @@ verl: .venv-verl/.installed
 	.venv-verl/bin/python -m pip install $(PIP_FLAGS) --no-deps --editable .
 	@touch $@
 
-# Clients that others wrote, against `heddle serve --engine fake`. In an environment of its own: they
-# pin what Heddle does not.
+# Clients that others wrote, against `heddle serve`, with fake engines and, after `make vllm-cpu`, real
+# ones. In an environment of its own: they pin what Heddle does not.
 clients: .venv-clients/.installed
 	@# Where one is missing or cannot be imported, its tests would be skipped.
 	.venv-clients/bin/python -c 'import inspect_ai, minisweagent, skyrl, verifiers.v1'

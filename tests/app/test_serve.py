@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ import pytest
 
 from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.runs import load_run
-from heddle_core.events import EngineJoined, TrajectoryArrived, TrajectoryFinished
+from heddle_core.events import (
+    EngineJoined,
+    EngineReady,
+    StepFinished,
+    TrajectoryArrived,
+    TrajectoryFinished,
+)
 from heddle_trace import read_trace
 from tests.app.gateways import Gateway, gateway
 from tests.app.journals import ONE_RUN, Heddle
@@ -179,6 +186,21 @@ def test_a_gateway_that_was_killed_has_no_results_and_a_message_says_how_to_get_
     assert done.exit_code == 2
     assert "a gateway has them after one Ctrl-C or SIGTERM" in done.output
     assert heddle("replay", path).exit_code == 0
+
+
+def test_fake_engines_of_two_gpu_types_serve_and_the_run_has_the_shape_of_each(
+    heddle: Heddle, tmp_path: Path
+):
+    types = 'cluster.engines=[{gpu="h100",gpus=1},{gpu="l40s",gpus=2,tp=2}]'
+    with gateway(tmp_path, "--engine", "fake", "--policy", "verl", "--set", types) as served:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda n: chat(served, f"task-{n}_0", 2), range(8)))
+        path = tmp_path / served.end()["run"]
+    found = [entry.event for entry in load_run(path).entries()]
+    shapes = {e.engine: (e.shape.gpu, e.shape.tp) for e in found if isinstance(e, EngineReady)}
+    assert shapes == {"e0": ("h100", 1), "e1": ("l40s", 2)}
+    assert {e.engine for e in found if isinstance(e, StepFinished)} == set(shapes)
+    assert "the same" in heddle("replay", path).stdout
 
 
 def test_a_gateway_that_nobody_called_ends_in_order(tmp_path: Path):
