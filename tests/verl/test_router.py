@@ -101,7 +101,7 @@ async def test_held_steps_come_in_the_order_of_the_policy(yaml_file, proxy):
         ended.append((name, prompt_tokens))
 
     await step("old", 10, 4)
-    blocking = asyncio.ensure_future(step("first", 10, 400))
+    blocking = asyncio.ensure_future(step("first", 10, 800))  # until all others wait
     while not await router.get_total_inflight.remote():
         await asyncio.sleep(0.02)
     # Requested before all others, but the second of its trajectory.
