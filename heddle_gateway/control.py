@@ -93,7 +93,7 @@ async def close_rollout(front: Front, request: HttpRequest) -> Response:
 
 
 async def add_engine(front: Front, request: HttpRequest) -> Response:
-    """``POST /workers {url, tp, max_running}`` and ``POST /add_worker?url=``."""
+    """``POST /workers {url, tp, gpu, max_running}`` and ``POST /add_worker?url=``."""
     body = await front.body(request)
     url = request.query.get("url") or text_field(body, "url")
     if not url:

@@ -34,8 +34,8 @@ class _Engine:
 class RegisteredEngines:
     """Engines that join the gateway by URL, at any time; implements `EngineControl`.
 
-    Each has a name of its own, `e0` and so on, and the TP degree that its server says or that is
-    given.
+    Each has a name of its own, `e0` and so on, the TP degree that its server says or that is given,
+    and the GPU type that is given, else that of the first shape.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RegisteredEngines:
         self, url: str, options: Mapping[str, Any]
     ) -> Callable[[], Mapping[str, Any]]:
         """Probe an engine; return what registers it."""
-        tp = _positive(options, "tp")
+        tp, gpu = _positive(options, "tp"), self._gpu(options)
         slots = _positive(options, "max_running")
         key = options.get("api_key")
         if not isinstance(key, str | None):
@@ -148,19 +148,26 @@ class RegisteredEngines:
         if known is not None:
             _check_stays(known)
         spec = known.spec if known is not None else None
-        if spec is not None and (tp or spec.shape.tp) != spec.shape.tp:
-            raise ApiError(
-                400,
-                f"tp is {tp}, and the engine is registered with TP {spec.shape.tp}: take it out "
-                "first",
-                param="tp",
-            )
+        if spec is not None:
+            for name, given, has in (("tp", tp, spec.shape.tp), ("gpu", gpu, spec.shape.gpu)):
+                if given not in (None, has):
+                    text = f"{name} is {given}, and the engine is registered with {has}"
+                    raise ApiError(400, f"{text}: take it out first", param=name)
+            tp = spec.shape.tp
         with _refusing():
             found = await self._launcher.probed(url, api_key=key or "")
-        return lambda: self._register(found, spec.shape.tp if spec is not None else tp, slots)
+        return lambda: self._register(found, tp, gpu or self._shapes[0].gpu, slots)
+
+    def _gpu(self, options: Mapping[str, Any]) -> str | None:
+        given = options.get("gpu")
+        known = dict.fromkeys(shape.gpu for shape in self._shapes)
+        if given is None or str(given).lower() in known:
+            return given and str(given).lower()
+        text = f"gpu is {str(given)[:80]!r}: give one of cluster.engines"
+        raise ApiError(400, f"{text}: {', '.join(known)}", param="gpu")
 
     def _register(
-        self, found: tuple[Endpoint, EndpointFacts], tp: int | None, slots: int | None
+        self, found: tuple[Endpoint, EndpointFacts], tp: int | None, gpu: str, slots: int | None
     ) -> Mapping[str, Any]:
         for each in self._launcher.registered:
             if found[1].is_at(each.facts) and each.url in self._engines:
@@ -169,16 +176,17 @@ class RegisteredEngines:
             facts = self._launcher.register(*found, tp=tp)
         engine = self._engines.get(facts.url)
         if engine is None:
-            engine = self._join(facts, tp or facts.tp or self._tp or 1, slots)
+            engine = self._join(facts, tp or facts.tp or self._tp or 1, gpu, slots)
         engine.facts = facts
         self.learn(facts)
         return self._described(engine)
 
-    def _join(self, facts: EndpointFacts, tp: int, slots: int | None) -> _Engine:
-        shape = next((shape for shape in self._shapes if shape.tp == tp), None)
+    def _join(self, facts: EndpointFacts, tp: int, gpu: str, slots: int | None) -> _Engine:
+        of_gpu = [shape for shape in self._shapes if shape.gpu == gpu]
+        shape = next((shape for shape in of_gpu if shape.tp == tp), None)
         if shape is None:
             self._launcher.remove(facts.url)
-            known = ", ".join(str(each.tp) for each in self._shapes)
+            known = ", ".join(str(each.tp) for each in of_gpu)
             raise ApiError(
                 400,
                 f"{facts.url}: tp is {tp}, and the profile has TP {known}: give one of these, or "
@@ -263,6 +271,7 @@ class RegisteredEngines:
             "state": "leaving" if engine.recalled else "ready" if ready else "starting",
             "model": facts.model,
             "adapters": list(facts.adapters),
+            "gpu": engine.spec.shape.gpu,
             "tp": engine.spec.shape.tp,
             "max_running": engine.spec.max_running,
             "kv_capacity_tokens": facts.kv_capacity_tokens,

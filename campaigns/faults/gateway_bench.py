@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from heddle.cluster.config import ClusterConfig
+from heddle.cluster.gpu_pools import PoolConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import RunSetup, prepare
 from heddle.workload import Workload
@@ -36,13 +37,19 @@ GENERATE = "/inference/v1/generate"
 
 
 def set_up(
-    policy: str = "heddle", *, engines: int = 2, slots: int = 4, tps: tuple[int, ...] = (1,)
+    policy: str = "heddle",
+    *,
+    engines: int = 2,
+    slots: int = 4,
+    tps: tuple[int, ...] = (1,),
+    gpus: tuple[str, ...] = (),
 ) -> RunSetup:
-    """Set up engines of one GPU each, without a trace."""
+    """Set up engines of one GPU each, without a trace; of each of `gpus`, if there are any."""
+    pool = tuple(PoolConfig(gpu=gpu, gpus=engines) for gpu in gpus)
     config = RunConfig(
         trace="gateway",
         policy=PolicyConfig(preset=policy),
-        cluster=ClusterConfig(gpus=engines, tp_choices=tps, max_running=slots),
+        cluster=ClusterConfig(gpus=engines, tp_choices=tps, max_running=slots, pool=pool),
     )
     tasks = Workload(trace=Trace("gateway", (), "0" * 64), trajectories=0, largest_tokens=32_768)
     return prepare(config, workload=tasks)

@@ -338,7 +338,7 @@ class _Served:
             launcher,
             front.gateway,
             self._model,
-            shapes=[shape for shape in context.cost.by_shape if shape.gpu == context.shape.gpu],
+            shapes=sorted(context.cost.by_shape, key=lambda shape: shape.gpu != context.shape.gpu),
             max_running=context.max_running,
             tp=config.engine_tp,
             key=config.engine_key,

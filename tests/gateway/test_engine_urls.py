@@ -95,6 +95,7 @@ async def registered(
     more: int = 1,
     policy: str = "heddle",
     front_settings: dict[str, Any] | None = None,
+    gpus: tuple[str, ...] = (),
     **options: Any,
 ) -> AsyncIterator[Registered]:
     """A gateway to which engines by URL come; the first servers are registered."""
@@ -106,7 +107,7 @@ async def registered(
 
     running = [await FakeVllm(key=KEY).start() for _ in range(servers + more)]
     launcher = HttpLauncher(options.pop("settings", None))
-    setup = set_up(f"{policy}+given+keep_engines", engines=8, tps=(1, 2, 4, 8))
+    setup = set_up(f"{policy}+given+keep_engines", engines=8, tps=(1, 2, 4, 8), gpus=gpus)
     bench = Bench(setup, launcher=launcher, **options)
     model = ServedModel(context_tokens=1 << 20)
     front = Front(
@@ -229,6 +230,8 @@ def test_engines_of_any_tp_degree_join_as_they_say_or_as_is_given():
                 (unknown.url, {"tp": 3}, "tp"),
                 (unknown.url, {"tp": "2"}, "tp"),
                 (unknown.url, {"tp": True}, "tp"),
+                (unknown.url, {"gpu": "tpu"}, "gpu"),
+                (unknown.url, {"gpu": ["h100"]}, "gpu"),
                 (unknown.url, {"max_running": 0}, "max_running"),
                 (unknown.url, {"api_key": 7}, "api_key"),
                 (given.url, {"tp": 1}, "tp"),
@@ -242,6 +245,26 @@ def test_engines_of_any_tp_degree_join_as_they_say_or_as_is_given():
             made = await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(12)))
             assert made == [expected([300, n], 20) for n in range(12)]
             assert all(server.generated for server in (said, given))
+
+    run(main())
+
+
+def test_engines_of_several_gpu_types_join_as_is_given():
+    async def main() -> None:
+        async with registered(servers=0, more=3, gpus=("h100", "l40s")) as at:
+            first, second, third = (server.url for server in at.servers)
+            assert (await at.add(first))[1]["gpu"] == "h100"
+            assert (await at.add(second, gpu="L40S", tp=2))[1]["gpu"] == "l40s"
+            assert (await at.add(second))[1]["gpu"] == "l40s"
+            for url, gpu in ((third, "a100"), (second, "h100")):
+                status, refused = await at.add(url, gpu=gpu)
+                assert (status, refused["error"]["param"]) == (400, "gpu"), refused
+            await at.until(ready=2)
+            shapes = [(e.shape.gpu, e.shape.tp) for e in at.bench.events(EngineJoined)]
+            assert shapes == [("h100", 1), ("l40s", 2)]
+            made = await asyncio.gather(*(at.step([300, n], 20, f"s{n}") for n in range(12)))
+            assert made == [expected([300, n], 20) for n in range(12)]
+            assert all(server.generated for server in at.servers[:2])
 
     run(main())
 
