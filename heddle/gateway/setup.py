@@ -62,15 +62,18 @@ def _with_engines_that_join(config: RunConfig, tps: Sequence[int]) -> RunConfig:
     if config.runtime.engine != "http":
         return config
     cluster = replace(config.cluster, mix=(), tp_choices=None)
-    profile = load_profiles(cluster).classes[0].profile
+    profile, *others = (each.profile for each in load_profiles(cluster).classes)
     for tp in (tp for tp in tps if tp not in profile.tps):
         raise ConfigError(
             f"--tp {tp}: the profile of {profile.model} on {profile.gpu} has TP "
             f"{', '.join(map(str, profile.tps))}: give one of these, or a profile that has it"
         )
-    if not cluster.pool:
-        gpus = max(profile.tps) * cluster.attention_dp
-        cluster = replace(cluster, gpus=gpus, tp=min(profile.tps), tp_choices=tuple(profile.tps))
+    of_all = [tp for tp in profile.tps if all(tp in other.tps for other in others)]
+    if not of_all:
+        raise ConfigError("cluster.engines: the profiles of these types have no TP degree in common")
+    gpus = max(of_all) * cluster.attention_dp
+    pool = tuple(replace(each, gpus=gpus, tp=None) for each in cluster.pool)
+    cluster = replace(cluster, gpus=gpus, pool=pool, tp=min(of_all), tp_choices=tuple(of_all))
     # Those that others started come back by themselves, however often they fail.
     cluster = replace(cluster, restarts=MOST_RESTARTS)
     policy = replace(config.policy, preset=f"{config.policy.preset}+given+keep_engines")

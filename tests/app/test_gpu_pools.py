@@ -16,8 +16,10 @@ from heddle.cluster.gpu_pools import read_tags
 from heddle.cluster.profiles import load_profiles
 from heddle.comparison.compare import compare
 from heddle.comparison.tuning import tuning
-from heddle.config import PolicyConfig, RunConfig
+from heddle.config import PolicyConfig, RunConfig, RuntimeConfig
 from heddle.config_files import ConfigError, from_builtins, to_builtins
+from heddle.gateway.config import GatewayConfig
+from heddle.gateway.setup import prepared
 from heddle.reports.figures import running_by_engine
 from heddle.reports.page.html import page
 from heddle.reports.perfetto import trace_events
@@ -27,6 +29,7 @@ from heddle.runs.replay import replay
 from heddle.setup import Workspace, prepare
 from heddle_core.events import EngineReady, TrajectoryFinished
 from heddle_core.presets import PRESETS
+from heddle_gateway.front import FrontSettings
 from heddle_sim.profile_files import PROFILE_FOLDER, ProfileError
 from tests.app.journals import ONE_RUN, Heddle
 from tests.app.reported import unpacked
@@ -386,3 +389,15 @@ def test_one_repository_is_one_model_on_types_with_and_without_a_shipped_profile
     profiles = load_profiles(ClusterConfig(model=model, pool=pools, tp=4))
     packages = [each.profile.source.package for each in profiles.classes]
     assert packages == ["heddle roofline", "aiconfigurator-core"]
+
+
+def test_engines_by_url_have_the_tp_degrees_that_all_types_have():
+    pool = (PoolConfig(gpu="h100", gpus=8), PoolConfig(gpu="l40s", gpus=1))
+    run = RunConfig(
+        trace="gateway",
+        cluster=ClusterConfig(model="qwen3-8b", pool=pool),
+        runtime=RuntimeConfig(engine="http"),
+    )
+    setup, _, _ = prepared(run, GatewayConfig(front=FrontSettings(max_open=64)))
+    shapes = {(shape.gpu, shape.tp) for shape in setup.context.cost.by_shape}
+    assert shapes == {(gpu, tp) for gpu in ("h100", "l40s") for tp in (1, 2, 4, 8)}
