@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from heddle.runs import Run
-from heddle.runs.journal_columns import Journal, of_table
+from heddle.runs.journal_columns import Journal
 from heddle.runs.tables import engine_facts
 
 QUANTILES = 101
@@ -54,7 +54,7 @@ def extract(run: Run) -> dict[str, Any]:
     longest = int(np.argmax(column("output_tokens")))
     tools = np.asarray(run.steps.column("tool_s"), np.float64)
     called = ~np.asarray(run.steps.column("tool").is_null())
-    journal = of_table(run.journal)
+    journal = run.columns()
     return {
         **{name: run.summary[name] for name in FIGURES},
         "completion_s": _quantiles(done),

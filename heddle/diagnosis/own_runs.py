@@ -9,7 +9,7 @@ from heddle.config_error import require
 from heddle.runs import Run, RunError, load_run
 from heddle.runs.comparison_folder import shown_runs
 from heddle.runs.files import MANIFEST
-from heddle.runs.journal_columns import Floats, Journal, of_table
+from heddle.runs.journal_columns import Floats, Journal
 from heddle.runs.loop_record import LoopRecord, loop_record
 from heddle.runs.tables import (
     MEASURED,
@@ -66,7 +66,7 @@ def observed_run(run: Run) -> ObservedSteps:
     Raises:
         RunError: it is damaged, or nothing had arrived when it broke off.
     """
-    journal = of_table(run.journal)
+    journal = run.columns()
     if not journal.trajectories:
         raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
     return observed_journal(journal, f"heddle run {run.path.name}")

@@ -70,7 +70,8 @@ def _with_engines_that_join(config: RunConfig, tps: Sequence[int]) -> RunConfig:
         )
     of_all = [tp for tp in profile.tps if all(tp in other.tps for other in others)]
     if not of_all:
-        raise ConfigError("cluster.engines: the profiles of these types have no TP degree in common")
+        text = "cluster.engines: the profiles of these types have no TP degree in common"
+        raise ConfigError(text)
     gpus = max(of_all) * cluster.attention_dp
     pool = tuple(replace(each, gpus=gpus, tp=None) for each in cluster.pool)
     cluster = replace(cluster, gpus=gpus, pool=pool, tp=min(of_all), tp_choices=tuple(of_all))

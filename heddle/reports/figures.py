@@ -20,7 +20,6 @@ from heddle.reports.labels import labels
 from heddle.runs import Run
 from heddle.runs.arrow_arrays import numbers_of
 from heddle.runs.files import write_whole
-from heddle.runs.journal_columns import of_table
 from heddle.runs.tables import Floats, dispatches, engine_facts
 
 # Okabe and Ito's palette, distinct under all common kinds of colour blindness. For series that are
@@ -182,7 +181,7 @@ def running_by_engine(run: Run) -> tuple[Floats, float, list[str]]:
 
     A row for each engine in order of start, or the mean of as many as `MAX_ENGINES` rows allow.
     """
-    journal = of_table(run.journal)
+    journal = run.columns()
     d = dispatches(journal)
     trajectories = run.trajectories
     start = float(_column(trajectories, "arrived_s").min())

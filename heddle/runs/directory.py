@@ -26,9 +26,9 @@ from heddle.runs import files
 from heddle.runs.conditions import lateness_figures
 from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer, of_growing_words
-from heddle.runs.journal_columns import Journal, JournalReader
+from heddle.runs.journal_columns import Journal, JournalReader, all_columns
 from heddle.runs.journal_entries import decode, from_text
-from heddle.runs.journal_file import JournalFile, read_journal, stream_of
+from heddle.runs.journal_file import JournalFile, journal_batches, read_journal, stream_of
 from heddle.runs.manifest import ManifestFields, Status, why_unfinished
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
@@ -339,9 +339,21 @@ class Run:
         """One row per event or command; up to where it broke off, when the run did not finish."""
         return read_journal(self.path, whole=self.status == "finished")
 
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The journal in parts: that of a large run takes ten times its columns in memory."""
+        return journal_batches(self.path, whole=self.status == "finished")
+
+    def columns(self) -> Journal:
+        """The columns of each event and command in the journal.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        return all_columns(self.batches())
+
     def entries(self) -> Iterator[Entry]:
         """The journal as it was recorded: each event with its commands."""
-        return decode(self.journal)
+        return decode(self.batches())
 
 
 def load_run(path: str | Path, *, unfinished: bool = False) -> Run:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heddle_compiled import installed_version
 from heddle_trace.writing import whole
+
+T = TypeVar("T", pa.Table, pa.RecordBatch)
 
 MANIFEST = "manifest.json"
 CONFIG_GIVEN = "config.toml"
@@ -165,9 +167,9 @@ def readable(path: Path) -> Iterator[None]:
         raise RunError(f"{path}: damaged: {e}") from None
 
 
-def checked(path: Path, table: pa.Table, needed: Sequence[str]) -> pa.Table:
+def checked(path: Path, table: T, needed: Sequence[str]) -> T:
     """Return a table that was read from `path` if it has the columns `needed`."""
-    there = set(table.column_names)
+    there = set(table.schema.names)
     absent = [name for name in needed if name not in there]
     if absent:
         raise RunError(f"{path}: damaged: it has no column {absent[0]!r}")

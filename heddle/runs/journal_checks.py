@@ -17,54 +17,85 @@ from heddle.runs.journal_schema import layouts, schema
 from heddle_core.plans import PlanProblem
 
 _OF_ALL_ROWS = ("seq", "time_s", "kind", "name")
+_NO_STEP = "its column 'step' has numbers that no step can have"
 
 
-def fault(table: pa.Table) -> str | None:
-    """What no writer of a journal writes: the first thing found, None for a sound journal.
+class JournalFaults:
+    """What no writer of a journal writes, looked for in its batches in their order."""
 
-    Raises:
-        pa.ArrowInvalid: codes of words, texts or nulls are not as Arrow has them.
-    """
-    _validate(table)
-    for field in schema():
-        if table.schema.field(field.name).type != field.type:
-            return f"its column {field.name!r} is not of type {field.type}"
-    return _missing(table) or _numbers(table) or _nested(table)
+    def __init__(self) -> None:
+        self._rows = 0
+        self._last_step = -1
+        self._read: set[tuple[int, int]] = set()
+        """Places and numbers of words that were read."""
 
+    def of(self, batch: pa.RecordBatch) -> str | None:
+        """The first thing found in the next batch; None for a sound one.
 
-def _validate(table: pa.Table) -> None:
-    """As `table.validate(full=True)`, but words that chunks have in common are read once."""
-    import pyarrow.compute as pc  # takes a sixth of the import of a comparison
+        Raises:
+            pa.ArrowInvalid: codes of words, texts or nulls are not as Arrow has them.
+        """
+        self._validate(batch)
+        for field in schema():
+            if batch.schema.field(field.name).type != field.type:
+                return f"its column {field.name!r} is not of type {field.type}"
+        return _missing(batch) or self._numbers(batch) or _nested(batch)
 
-    read: set[tuple[int, int]] = set()
-    for column in table.columns:
-        if not pa.types.is_dictionary(column.type):
-            column.validate(full=True)
-            continue
-        for chunk in column.chunks:
-            coded: Any = chunk
+    def at_end(self) -> str | None:
+        """What only the whole journal shows."""
+        return _NO_STEP if self._last_step >= self._rows else None
+
+    def _validate(self, batch: pa.RecordBatch) -> None:
+        """As `batch.validate(full=True)`, but words that batches have in common are read once."""
+        import pyarrow.compute as pc  # takes a sixth of the import of a comparison
+
+        for column in batch.columns:
+            if not pa.types.is_dictionary(column.type):
+                column.validate(full=True)
+                continue
+            coded: Any = column
             words, codes = coded.dictionary, coded.indices
             codes.validate(full=True)
             place = words.buffers()[1]
             key = place.address if place is not None else 0, len(words)
-            if key not in read:
+            if key not in self._read:
                 words.validate(full=True)
-                read.add(key)
+                self._read.add(key)
             span: Any = pc.min_max(codes)
             if span["min"].is_valid and not (
                 0 <= span["min"].as_py() <= span["max"].as_py() < len(words) - words.null_count
             ):
                 raise pa.ArrowInvalid("a code of a word is out of bounds")
 
+    def _numbers(self, batch: pa.RecordBatch) -> str | None:
+        """Rows, steps and seconds out of range."""
+        import pyarrow.compute as pc
 
-def _missing(table: pa.Table) -> str | None:
+        first, self._rows = self._rows, self._rows + len(batch)
+        if not np.array_equal(numbers_of(batch.column("seq"), -1), np.arange(first, self._rows)):
+            return f"its column 'seq' does not count from {first:,} on"
+        steps: Any = pc.min_max(batch.column("step"))
+        if steps["min"].is_valid:
+            self._last_step = max(self._last_step, steps["max"].as_py())
+            if steps["min"].as_py() < 0:
+                return _NO_STEP
+        for name in batch.schema.names:
+            if (
+                name.endswith("_s")
+                and not pc.all(pc.is_finite(batch.column(name)), min_count=0).as_py()
+            ):
+                return f"its column {name!r} has values that are no seconds"
+        return None
+
+
+def _missing(batch: pa.RecordBatch) -> str | None:
     """A column with more or fewer values than its events and commands have."""
     import pyarrow.compute as pc
 
     least, most = Counter[str](), Counter[str]()
     for column in _OF_ALL_ROWS:
-        least[column] = most[column] = len(table)
-    names: Any = pc.value_counts(table.column("name"))
+        least[column] = most[column] = len(batch)
+    names: Any = pc.value_counts(batch.column("name"))
     for name, count in zip(names.field("values").to_pylist(), names.field("counts"), strict=True):
         rows = count.as_py()
         if name not in layouts():
@@ -74,38 +105,17 @@ def _missing(table: pa.Table) -> str | None:
             most[field.column] += rows
             least[field.column] += 0 if field.optional else rows
     for column in most:
-        values = len(table) - table.column(column).null_count
+        values = len(batch) - batch.column(column).null_count
         if not least[column] <= values <= most[column]:
             return f"its column {column!r} has {values:,} values and not {most[column]:,}"
     return None
 
 
-def _numbers(table: pa.Table) -> str | None:
-    """Rows, steps and seconds out of range."""
-    import pyarrow.compute as pc
-
-    row = 0
-    for seq in table.column("seq").chunks:
-        if not np.array_equal(numbers_of(seq, -1), np.arange(row, row + len(seq))):
-            return f"its column 'seq' does not count from {row:,} on"
-        row += len(seq)
-    steps: Any = pc.min_max(table.column("step"))
-    if steps["min"].is_valid and not 0 <= steps["min"].as_py() <= steps["max"].as_py() < row:
-        return "its column 'step' has numbers that no step can have"
-    for name in table.column_names:
-        if (
-            name.endswith("_s")
-            and not pc.all(pc.is_finite(table.column(name)), min_count=0).as_py()
-        ):
-            return f"its column {name!r} has values that are no seconds"
-    return None
-
-
-def _nested(table: pa.Table) -> str | None:
+def _nested(batch: pa.RecordBatch) -> str | None:
     """Nested fields that cannot be read; planning problems are read for a replay only."""
     import pyarrow.compute as pc
 
-    chosen = table.select(["seq", "name", "payload"])
+    chosen = batch.select(["seq", "name", "payload"])
     there = chosen.filter(pc.is_valid(chosen.column("payload")))
     columns: Any = [column.to_pylist() for column in there.columns]
     for row, name, text in zip(*columns, strict=True):

@@ -1,7 +1,7 @@
 """The columns of a journal as numpy arrays, for each event and command class."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from mmap import ACCESS_COPY, mmap
 from typing import Any, TypeAlias
@@ -178,14 +178,14 @@ def _columns_of(name: str) -> Sequence[str]:
     return ["seq", "time_s", *nested, *(field.column for field in layout.plain)]
 
 
-def of_table(table: pa.Table) -> Journal:
-    """Return all columns of a journal.
+def all_columns(batches: Iterable[pa.RecordBatch]) -> Journal:
+    """Return all columns of a journal, whose words only grow from batch to batch.
 
     Raises:
-        RunError: as `JournalReader.journal`.
+        RunError: as `JournalReader`.
     """
     reader = JournalReader(layouts(), leave_out=())
-    for batch in table.unify_dictionaries().to_batches():
+    for batch in batches:
         reader.add(batch)
     return reader.journal()
 

@@ -1,4 +1,4 @@
-"""Entries of a journal from its table, exactly as they were recorded.
+"""Entries of a journal from its batches, exactly as they were recorded.
 
 What may not be in this file: metrics, anything that knows one event from another.
 """
@@ -6,7 +6,7 @@ What may not be in this file: metrics, anything that knows one event from anothe
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ TRUSTED = ("heddle_core", "heddle_trace")
 """Packages whose planning problems may be imported by name while a journal is read."""
 
 
-def decode(table: pa.Table) -> Iterator[Entry]:
+def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[Entry]:
     """Return the entries of a journal, equal to the original ones.
 
     Raises `RunError` when a row names an unknown event or command, lacks what it needs, or
@@ -37,7 +37,7 @@ def decode(table: pa.Table) -> Iterator[Entry]:
     event_seq: int | None = None
     events = 0
     commands: list[Any] = []
-    for batch in table.to_batches():
+    for batch in batches:
         kinds, seqs, causes = (_list(batch.column(name)) for name in ("kind", "seq", "cause"))
         is_event = np.fromiter((kind == "event" for kind in kinds), np.bool_, len(kinds))
         try:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from heddle.runs import files
 from heddle.runs.files import RunError
-from heddle.runs.journal_checks import fault
+from heddle.runs.journal_checks import JournalFaults
 from heddle.runs.journal_schema import schema
 
 MAGIC = b"ARROW1\0\0"
@@ -61,17 +61,36 @@ class JournalFile:
             self._file.close()
 
 
-def read_journal(folder: Path, *, whole: bool) -> pa.Table:
-    """Read the journal of a run directory; unless it must be `whole`, as far as it goes.
+def journal_batches(folder: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the journal of a run directory, with the same words in all of them.
+
+    Unless it must be `whole`, as far as it goes. A journal may be larger than memory.
 
     Raises:
         RunError: it is missing or damaged.
     """
     path = folder / files.JOURNAL
+    faults = JournalFaults()
     with files.readable(path):
+        for batch in _batches(path, whole=whole):
+            if (wrong := faults.of(files.checked(path, batch, schema().names))) is not None:
+                break
+            yield batch
+        else:
+            wrong = faults.at_end()
+    if wrong is not None:
+        raise RunError(f"{path}: damaged: {wrong}; copy it again, or run it again")
+
+
+def read_journal(folder: Path, *, whole: bool) -> pa.Table:
+    """Read all of `journal_batches` at once."""
+    return _table(list(journal_batches(folder, whole=whole)))
+
+
+def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
+    with files.opened(path) as file:
         try:
-            with files.opened(path) as file:
-                table = pa.ipc.open_file(file).read_all()
+            reader = pa.ipc.open_file(file)
         except pa.ArrowInvalid:
             with path.open("rb") as found:
                 ours = MAGIC.startswith(found.read(len(MAGIC)))
@@ -79,18 +98,17 @@ def read_journal(folder: Path, *, whole: bool) -> pa.Table:
                 ended = found.read() == _END
             if not ours or (whole and not ended):
                 raise
-            table = _without_footer(path, whole=whole)
-        wrong = fault(files.checked(path, table, schema().names))
-    if wrong is not None:
-        raise RunError(f"{path}: damaged: {wrong}; copy it again, or run it again")
-    return table
+        else:
+            for number in range(reader.num_record_batches):
+                yield reader.get_batch(number)
+            return
+    # In a stream, dictionaries grow from each batch on, or are replaced.
+    found_batches = list(stream_of(path, whole=whole))
+    yield from _table(found_batches).unify_dictionaries().to_batches()
 
 
-def _without_footer(path: Path, *, whole: bool) -> pa.Table:
-    """Read the batches of an Arrow stream; dictionaries grow from each on, or are replaced."""
-    batches = list(stream_of(path, whole=whole))
-    found = batches[0].schema if batches else schema()
-    return pa.Table.from_batches(batches, found).unify_dictionaries()
+def _table(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches, batches[0].schema if batches else schema())
 
 
 def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from heddle.runs import Run, RunError
-from heddle.runs.journal_columns import Journal, Rows, of_table
+from heddle.runs.journal_columns import Journal, Rows
+from heddle.runs.journal_schema import EVENTS
 from heddle.runs.loop_record import LoopRecord, loop_record
 from heddle.runs.tables import (
     NEVER,
@@ -62,8 +63,7 @@ def record(run: Run) -> Record:
     Raises:
         RunError: it is damaged, or nothing had arrived when it broke off.
     """
-    table = run.journal
-    journal = of_table(table)
+    journal = run.columns()
     d = dispatches(journal)
     steps = step_columns(journal, d)
     trajectories = trajectory_columns(journal, steps)
@@ -71,7 +71,6 @@ def record(run: Run) -> Record:
         raise RunError(f"{run.path}: its journal holds no trajectory yet: there is nothing to show")
     loop = loop_record(journal)
     open_ends = bool(np.isnan(trajectories["finished_s"]).any())
-    last = float(table.column("time_s")[-1].as_py())
     whole = not (open_ends or loop)
     start_s = float(trajectories["arrived_s"].min())
     return Record(
@@ -87,9 +86,16 @@ def record(run: Run) -> Record:
         reports=_reports(journal),
         loop=loop,
         start_s=float(journal.of("LoopStarted").floats("time_s")[0]) if loop else start_s,
-        end_s=float(trajectories["finished_s"].max()) if whole else last,
+        end_s=float(trajectories["finished_s"].max()) if whole else _last_s(journal),
         note=run.unfinished,
     )
+
+
+def _last_s(journal: Journal) -> float:
+    """The time of the last event."""
+    of_events = (journal.of(event.__name__) for event in EVENTS)
+    ends = ((int(rows.seq[-1]), float(rows.floats("time_s")[-1])) for rows in of_events if rows)
+    return max(ends)[1]
 
 
 def slots(engine: Ints, from_s: Floats, until_s: Floats) -> Ints:

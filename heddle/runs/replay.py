@@ -9,7 +9,6 @@ from heddle.loops.setup import LoopSetup, loop_core, prepare_loop
 from heddle.policies.plugins import foreign_names
 from heddle.policy_inputs import SHIPPED, LoadedModel, extras, load_predictor_model, needs_oracle
 from heddle.runs import Run, RunError
-from heddle.runs.journal_entries import decode
 from heddle.setup import Workspace, make_policy, prepare
 from heddle_core.controller import Controller
 from heddle_core.journal import Divergence, Entry, Handle, first_divergence
@@ -69,12 +68,12 @@ def replay(
     check_allowed(run, allow_policies)
     run.verify()
     entries = commands = 0
-    journal = run.journal
-    total = journal.column("cause").null_count  # commands have a cause, events have none
+    # Commands have a cause, events have none.
+    total = sum(batch.column("cause").null_count for batch in run.batches())
 
     def counted() -> Iterator[Entry]:
         nonlocal entries, commands
-        for entry in decode(journal):
+        for entry in run.entries():
             entries += 1
             commands += len(entry.commands)
             if on_progress is not None and entries % EVERY == 0:

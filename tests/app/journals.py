@@ -10,7 +10,7 @@ import pyarrow as pa
 from click.testing import Result
 
 from heddle.runs.journal_buffer import JournalBuffer
-from heddle.runs.journal_columns import of_table
+from heddle.runs.journal_columns import Journal, all_columns
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle_core.commands import Command, Dispatch
 from heddle_core.events import EngineReady, Event, StepFinished, TrajectoryArrived
@@ -50,6 +50,11 @@ def batches(*parts: Sequence[Entry]) -> list[pa.RecordBatch]:
 
 def table(entries: Sequence[Entry]) -> pa.Table:
     return pa.Table.from_batches(batches(entries))
+
+
+def of_table(table: pa.Table) -> Journal:
+    """All columns of a journal."""
+    return all_columns(table.unify_dictionaries().to_batches())
 
 
 def measured(entries: Sequence[Entry], solo_tpot: SoloTpot | None = None) -> Measured:

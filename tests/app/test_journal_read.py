@@ -17,7 +17,7 @@ import pytest
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.runs import load_run, metrics
-from heddle.runs.journal_columns import Column, Journal, JournalReader, of_table
+from heddle.runs.journal_columns import Column, Journal, JournalReader
 from heddle.runs.metrics import MetricsError, measure
 from heddle.runs.tables import MEASURED
 from heddle.setup import prepare
@@ -26,7 +26,7 @@ from heddle_core.events import EngineFailed, TrajectoryArrived
 from heddle_core.ids import EngineId, TrajectoryId
 from heddle_core.journal import Entry
 from heddle_trace import synth, write_trace
-from tests.app.journals import arrived, batches, dispatch, done, entry, ready, table
+from tests.app.journals import arrived, batches, dispatch, done, entry, of_table, ready, table
 from tests.app.test_metrics import finished, story
 from tests.patience import PATIENCE_S
 
@@ -79,7 +79,7 @@ def test_runs_are_measured_as_their_whole_journals(
         setup = prepare(config(trace, policy))
         run = load_run(simulate(setup, out=tmp_path).path)
         tpot = setup.profiles.solo_tpot()
-        summary, steps, trajectories = all_of(of_table(run.journal), tpot)
+        summary, steps, trajectories = all_of(run.columns(), tpot)
         notes = run.summary.keys() - summary.keys()
         assert notes == {*setup.workload.notes, "gpu_hours", "dollars"}
         assert {name: run.summary[name] for name in summary} == summary
@@ -89,7 +89,7 @@ def test_runs_are_measured_as_their_whole_journals(
         # Cut by trajectory, as large runs are.
         with monkeypatch.context() as changed:
             changed.setattr(metrics, "BLOCK_DISPATCHES", 50)
-            assert all_of(of_table(run.journal), tpot) == (summary, steps, trajectories)
+            assert all_of(run.columns(), tpot) == (summary, steps, trajectories)
             assert all_of(read(list(run.entries()), chunk=97), tpot)[0] == summary
         seen |= {name for name, value in summary.items() if value}
     assert seen >= {"preemptions_policy", "migrations_ok", "predictions", "dispatches_lost"}

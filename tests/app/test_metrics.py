@@ -5,7 +5,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from heddle.runs.journal_columns import of_table
 from heddle.runs.metrics import MetricsError, measure
 from heddle_core.commands import Migrate, Predict, Preempt
 from heddle_core.events import (
@@ -27,6 +26,7 @@ from tests.app.journals import (
     entry,
     measured,
     numbered,
+    of_table,
     ready,
     steps_of,
 )

@@ -29,12 +29,21 @@ from heddle.runs import (
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
 from heddle.runs.journal_buffer import JournalBuffer
-from heddle.runs.journal_columns import of_table
 from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
 from heddle_core.events import TrajectoryArrived
 from heddle_core.journal import Entry
-from tests.app.journals import arrived, dispatch, done, entry, numbered, ready, table, unlisted
+from tests.app.journals import (
+    arrived,
+    dispatch,
+    done,
+    entry,
+    numbered,
+    of_table,
+    ready,
+    table,
+    unlisted,
+)
 from tests.app.test_metrics import finished, story
 
 FACTS = RunFacts(
