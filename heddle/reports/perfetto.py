@@ -98,7 +98,6 @@ def _of_engines(record: Record, shown: Ints) -> Record:
     return replace(
         record,
         dispatches=d.part(ran),
-        slot=record.slot[ran],
         engines=engines,
         migrations={name: values[moved] for name, values in m.items()},
         reports={name: values[reported] for name, values in r.items()},

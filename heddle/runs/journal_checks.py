@@ -118,7 +118,10 @@ def _nested(batch: pa.RecordBatch) -> str | None:
     chosen = batch.select(["seq", "name", "payload"])
     there = chosen.filter(pc.is_valid(chosen.column("payload")))
     columns: Any = [column.to_pylist() for column in there.columns]
+    seen = dict[tuple[str, str], int]()
     for row, name, text in zip(*columns, strict=True):
+        seen.setdefault((name, text), row)  # most are the same
+    for (name, text), row in seen.items():
         layout = layouts().get(name)
         try:
             values = json.loads(text)

@@ -6,6 +6,7 @@ exports read this instead.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import Any
 
@@ -30,15 +31,13 @@ from heddle.runs.tables import (
 MOMENT_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One run. Times are the journal's; the rollout lasts from `start_s` to `end_s`."""
 
     run: Run
     journal: Journal
     dispatches: Dispatches
-    slot: Ints
-    """Of each dispatch: the lowest slot of its engine that was free."""
     steps: Columns
     trajectories: Columns
     waiting_since_s: Floats
@@ -55,6 +54,12 @@ class Record:
     """The last finish, or the last entry of a loop, or of a journal that broke off."""
     note: str | None
     """Why there is no more of it; None for a finished run."""
+
+    @cached_property
+    def slot(self) -> Ints:
+        """Of each dispatch: the lowest slot of its engine that was free."""
+        d = self.dispatches
+        return slots(d.engine, d.dispatched_s, d.ended_s)
 
 
 def record(run: Run) -> Record:
@@ -77,7 +82,6 @@ def record(run: Run) -> Record:
         run=run,
         journal=journal,
         dispatches=d,
-        slot=slots(d.engine, d.dispatched_s, d.ended_s),
         steps=steps,
         trajectories=trajectories,
         waiting_since_s=_waiting_since(journal, d, trajectories),
