@@ -11,11 +11,13 @@ from selenium.webdriver import Chrome
 from heddle.cluster.config import ClusterConfig
 from heddle.reports import figures, sample
 from heddle.reports.curves import under_way
-from heddle.reports.page import html, overall
+from heddle.reports.page import columns, html, overall
 from heddle.reports.perfetto import trace_events
 from heddle.reports.run_bounds import run_bound
 from heddle.reports.sample import choose, sample_engines
+from heddle.runs import directory
 from heddle.runs.record import Record, record
+from heddle.runs.replay import replay
 from tests.app.browser import Page
 from tests.app.reported import Made, by_hand, made, unpacked
 from tests.app.test_metrics import story
@@ -48,6 +50,26 @@ def sampled(wide: Made, limits: None) -> tuple[dict[str, Any], list[dict[str, di
 @pytest.fixture(scope="module")
 def records(wide: Made) -> list[Record]:
     return [record(run) for run in wide.runs]
+
+
+def test_no_journal_is_read_as_a_whole(wide: Made, monkeypatch: pytest.MonkeyPatch):
+    def all_at_once(folder: Path, *, whole: bool) -> None:
+        pytest.fail("a journal may be larger than memory")
+
+    monkeypatch.setattr(directory, "read_journal", all_at_once)
+    assert len(html.page(wide.runs, run_bound)) > 10_000
+    assert figures.running_by_engine(wide.runs[0])[1] > 0.0
+    assert replay(wide.runs[0]).divergence is None
+
+
+def test_slots_on_drawn_engines_are_those_of_all_dispatches(records: list[Record], limits: None):
+    for each in records:
+        shown = sample.sample(each, None, MOST)
+        there = np.isin(each.dispatches.engine, each.engines["engine"][shown.engines])
+        assert 0 < there.sum() < len(there)
+        found = columns._slots(each, shown)
+        assert np.array_equal(found[there], each.slot[there])
+        assert not found[~there].any()
 
 
 def test_a_sampled_page_says_what_it_shows(sampled, wide: Made):
