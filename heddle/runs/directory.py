@@ -344,11 +344,7 @@ class Run:
         return journal_batches(self.path, whole=self.status == "finished")
 
     def columns(self) -> Journal:
-        """The columns of each event and command in the journal.
-
-        Raises:
-            RunError: it is missing or damaged.
-        """
+        """The columns of each event and command in the journal."""
         return all_columns(self.batches())
 
     def entries(self) -> Iterator[Entry]:
