@@ -196,8 +196,8 @@ class Connection(asyncio.Protocol):
             self._next(request)
 
     def _next(self, last: HttpRequest) -> None:
-        if self.transport is None:
-            return
+        if self.transport is None or self.transport.is_closing():
+            return  # a task that is cancelled before it begins would not release its body
         if not last.keep_alive or self._drops or self._others.ends:
             if last.complete:
                 self.transport.close()

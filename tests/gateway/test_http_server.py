@@ -4,6 +4,8 @@ import asyncio
 import gc
 import gzip
 import re
+import socket
+import struct
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -557,5 +559,31 @@ def test_at_the_end_requests_under_way_are_answered_and_late_ones_cancelled():
             assert (await held != b"") is answered
             assert await idle == b""
             assert at.cancelled == (not answered)
+
+    run(main())
+
+
+def test_the_body_of_a_request_that_never_began_counts_no_more(monkeypatch):
+    receiving = http.Receiving(LIMIT)
+    monkeypatch.setattr(http_server, "Receiving", lambda limit: receiving)
+    body = b"y" * 50_000
+    sent = b"GET /held HTTP/1.1\r\nHost: x\r\n\r\nPOST /a HTTP/1.1\r\n" + HEAD
+    sent += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def main() -> None:
+        async with server() as at:
+            _, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            writer.write(sent)
+            while sum(receiving.used.values()) < len(body):
+                await asyncio.sleep(0.001)
+            reset = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            writer.transport.abort()
+            await asyncio.sleep(0.05)
+            at.held.set()  # its answer meets a connection that is gone
+            while at.asked[0].transport is not None:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+            assert receiving.used == {False: 0, True: 0}
 
     run(main())
