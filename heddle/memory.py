@@ -8,7 +8,8 @@ import ctypes
 import gc
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from errno import EBUSY, ENOMEM
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,8 @@ GROWN_BYTES: Final = 32 << 20
 """More memory than before, of which large pages are made."""
 PAGE: Final = 2 << 20
 """Bytes of a large page."""
+CALL_BYTES: Final = 128 * PAGE
+"""Of one call: signals wait for its end, and Linux asks all processors for their pages in each."""
 MADV_COLLAPSE: Final = 25
 """Linux 6.1's advice: make large pages of small ones at once, whatever the system's setting is."""
 
@@ -59,7 +62,8 @@ def large_pages() -> Iterator[None]:
     def collected(phase: str, info: dict[str, int]) -> None:
         nonlocal before
         if phase == "stop" and _resident_bytes() - before >= GROWN_BYTES:
-            collapse()
+            with suppress(OSError):
+                collapse()
             before = _resident_bytes()
 
     gc.callbacks.append(collected)
@@ -78,12 +82,19 @@ def _resident_bytes() -> int:
 
 
 def collapse() -> None:
-    """Make large pages of the memory that this process has, as far as Linux can."""
-    madvise = ctypes.CDLL(None).madvise
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+    """Make large pages of the memory that this process has, as far as Linux can.
+
+    Raises:
+        OSError: the system does not say where that is.
+    """
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    for line in Path("/proc/self/maps").read_bytes().split(b"\n")[:-1]:
         begin_end, access, _, _, _, *name = line.split(maxsplit=5)
-        if access != "rw-p" or name not in ([], ["[heap]"]):
+        if access != b"rw-p" or name not in ([], [b"[heap]"]):
             continue
-        begin, end = (int(each, 16) for each in begin_end.split("-"))
-        for address in range(-(-begin // PAGE) * PAGE, end // PAGE * PAGE, PAGE):
-            madvise(ctypes.c_void_p(address), ctypes.c_size_t(PAGE), MADV_COLLAPSE)
+        begin, end = (int(each, 16) for each in begin_end.split(b"-"))
+        for address in range(-(-begin // PAGE) * PAGE, end, CALL_BYTES):
+            size = ctypes.c_size_t(min(CALL_BYTES, end - address))
+            failed = madvise(ctypes.c_void_p(address), size, MADV_COLLAPSE)
+            if failed and ctypes.get_errno() in (ENOMEM, EBUSY):
+                return  # Linux moves memory about for each page, and found no room

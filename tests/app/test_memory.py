@@ -1,7 +1,12 @@
 """Large pages: where Linux has them, and no error where it has not."""
 
+import ctypes
+import errno
 import gc
+import mmap
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -42,3 +47,50 @@ def test_small_processes_and_other_systems_have_none(objects: int, monkeypatch: 
         gc.collect()
     assert not made
     assert len(kept) == objects
+
+
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Errors of `madvise`, one a call, then none."""
+    errors = list[int]()
+
+    def madvise(*_: object) -> int:
+        ctypes.set_errno(errors.pop(0) if errors else 0)
+        return -1 if ctypes.get_errno() else 0
+
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("not Linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(madvise=madvise))
+    return errors
+
+
+@pytest.mark.parametrize("error", [errno.ENOMEM, errno.EBUSY])
+def test_where_no_large_page_is_free_no_more_are_asked_for(error: int, advised: list[int]):
+    advised += [errno.EINVAL, error, error]
+    memory.collapse()
+    assert advised == [error]
+
+
+def test_many_pages_are_made_by_one_call(advised: list[int]):
+    kept = mmap.mmap(-1, 1 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    advised += [errno.EINVAL] * 400
+    memory.collapse()
+    assert advised
+    kept.close()
+
+
+def test_a_mapped_file_may_have_any_name(tmp_path: Path, advised: list[int]):
+    path = tmp_path / "a\rb\x0cc\u2028d\nrw-p"
+    path.write_bytes(b"x")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_COPY):
+        memory.collapse()
+
+
+def test_where_the_memory_cannot_be_seen_nothing_is_said(monkeypatch: pytest.MonkeyPatch):
+    said = list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    monkeypatch.setattr(memory, "GROWN_BYTES", -(1 << 40))
+    monkeypatch.setattr(memory, "collapse", lambda: Path("/nowhere/maps").read_bytes())
+    with memory.large_pages():
+        gc.collect()
+    assert not said
