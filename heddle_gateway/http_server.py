@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -17,15 +19,27 @@ BACKLOG: Final = 65_535
 """Connections that wait to be accepted; the system has a limit of its own."""
 HEAD_BYTES: Final = 64 << 10
 """Of a request's head."""
-RECEIVED_BYTES: Final = 384 << 20
-"""Of small bodies until their answers, and as much of large ones; four may have the most."""
 KEEP_ALIVE_S: Final = 75.0
 """A connection without a request is closed after this."""
 LINGER_S: Final = 5.0
 """What comes of a body after its answer is dropped for so long: else clients may not see that."""
 _LOG: Final = logging.getLogger(__name__)
 
+_CGROUPS: Final = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"
+
 Handle = Callable[[HttpRequest], Awaitable[Response]]
+
+
+def _share_of_memory(limits: Iterable[str] = _CGROUPS) -> int:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in limits:
+        with suppress(OSError, ValueError):  # there may be no such file, or no limit in it
+            memory = min(memory, int(Path(limit).read_text()))
+    return max(384 << 20, memory // 16)
+
+
+RECEIVED_BYTES: Final = _share_of_memory()
+"""Of small bodies until their answers, and as much of large ones; four may have the most."""
 
 
 class Connection(asyncio.Protocol):

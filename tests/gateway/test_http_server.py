@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import gzip
+import os
 import re
 import socket
 import struct
@@ -587,3 +588,20 @@ def test_the_body_of_a_request_that_never_began_counts_no_more(monkeypatch):
             assert receiving.used == {False: 0, True: 0}
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ([], 4 << 30),
+        (["max\n", "9223372036854771712\n"], 4 << 30),
+        (["max\n", f"{32 << 30}\n"], 2 << 30),
+        ([f"{1 << 30}\n"], 384 << 20),
+    ],
+)
+def test_bodies_may_have_a_share_of_the_memory(monkeypatch, tmp_path, limits, expected):
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 24}.get)
+    paths = [tmp_path / f"{n}" for n in range(len(limits))]
+    for path, limit in zip(paths, limits, strict=True):
+        path.write_text(limit)
+    assert http_server._share_of_memory([*map(str, paths), "/nowhere/memory.max"]) == expected
