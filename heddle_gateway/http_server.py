@@ -71,10 +71,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._others.connections.discard(self)
-        for request in (*self._waiting, self._coming):
-            if request is not None:
-                request.fail(RequestError(400, "the client is gone"))
-        self._waiting.clear()
+        self._fail(400, "the client is gone")
         # The parser has this connection's methods: bodies would stay until garbage is collected.
         self._drops, self._coming = True, None
         del self._parser
@@ -121,9 +118,7 @@ class Connection(asyncio.Protocol):
         if self._drops:
             return
         self._drops = True
-        self._waiting.clear()
-        if self._coming is not None and not self._coming.complete:
-            self._coming.fail(RequestError(status, message))
+        self._fail(status, message)
         if self._coming is not None:
             self._coming.keep_alive = False
         if self.current is None and self.transport is not None:
@@ -131,6 +126,13 @@ class Connection(asyncio.Protocol):
             head = f"HTTP/1.0 {status} {reason}\r\nContent-Type: text/plain\r\nContent-Length: "
             self.transport.write(head.encode() + b"%d\r\n\r\n%b" % (len(text), text))
             self._linger()
+
+    def _fail(self, status: int, message: str) -> None:
+        """Drop the requests that wait, and the body that comes."""
+        for request in (*self._waiting, self._coming):
+            if request is not None:
+                request.fail(RequestError(status, message))
+        self._waiting.clear()
 
     # -- of the parser -----------------------------------------------------------------------------
 
