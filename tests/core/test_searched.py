@@ -94,7 +94,7 @@ def test_a_problem_and_its_plan_survive_a_journal(solver, cost):
         ),
         Entry(PlanSolved(time_s=problem.charged_s, plan=1, resource_plan=plan), ()),
     ]
-    back = list(decode(table(entries)))
+    back = list(decode(table(entries).to_batches()))
     assert back == entries
     [again] = back[0].commands
     assert again.problem.solve() == plan

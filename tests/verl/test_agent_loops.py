@@ -43,7 +43,6 @@ def test_a_batch_is_a_rollout_of_its_groups_and_trajectories_end_with_their_loop
     from verl.workers.rollout.router import get_router_handle
 
     from heddle.runs import load_run
-    from heddle.runs.journal_entries import decode
     from heddle_verl.agent_loops import Manager
     from tests.verl.fakes import continuation, engines
 
@@ -65,7 +64,7 @@ def test_a_batch_is_a_rollout_of_its_groups_and_trajectories_end_with_their_loop
         time.sleep(0.05)
     ray.get(router.write_journal.remote())
     (folder,) = (tmp_path / "runs").iterdir()
-    events = [entry.event for entry in decode(load_run(folder, unfinished=True).journal)]
+    events = [entry.event for entry in load_run(folder, unfinished=True).entries()]
     started = [e for e in events if isinstance(e, RolloutStarted) and e.trajectories is not None]
     assert [(e.rollout.partition("/")[0], e.trajectories, e.weights_version) for e in started] == [
         ("train-1", 16, 1),
