@@ -10,6 +10,7 @@ Two members slow each other down while both run, but not during a tool call. A m
 engine costs the prefill of the context, or its load where engines share a store of KV.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,9 +21,8 @@ from heddle_core.estimate.cost import StepCost
 from heddle_core.estimate.group_cost import FloatArray, IntArray, Work, engine_work_s, solo_s
 from heddle_core.ids import EngineShape
 
-_NORM = 4.0
-"""Order of the norm that combines all ends. The maximum would not do: predictions of the remaining
-tokens err by half, so the second or third by estimate may be the last."""
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 64
+"""Trajectories whose moves are compared together: twice as many each time that none moves."""
 
 _STEPS = 12
 """Parts of the time that work goes on for; the pace of each engine is constant in each."""
@@ -34,9 +34,16 @@ _ROUNDS = 3
 def last_end_s(ends: FloatArray) -> float:
     """Estimated end of the last of these, with allowance for errors: above the largest of them.
 
-    The more there are, the larger is the allowance. So compare ends of the same trajectories.
+    The more there are, the larger is the allowance. So compare ends of the same trajectories. It is
+    their norm of order 4. The maximum would not do: predictions of the remaining tokens err by
+    half, so the second or third by estimate may be the last.
     """
-    return float((ends**_NORM).sum() ** (1.0 / _NORM))
+    return math.sqrt(math.sqrt(_fourth_power(ends).sum()))
+
+
+def _fourth_power(values: FloatArray) -> FloatArray:
+    squares = values * values
+    return squares * squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +51,7 @@ class _Held:
     """Of all trajectories where they are."""
 
     powers: FloatArray
-    """Of their ends, to `_NORM`."""
+    """The fourth, of their ends."""
     total: float
     kv: FloatArray
     """Tokens by engine."""
@@ -110,34 +117,45 @@ class TailModel:
 
     def ends_at(self, i: int) -> FloatArray:
         """Estimated end of `i` on each engine, others where they are."""
-        return self._ends_at(i, self._longer_s(i))
+        one = self._all[i : i + 1]
+        ends: FloatArray = self._ends_at(one, self._longer_s(one))[0]
+        return ends
 
-    def _longer_s(self, i: int) -> FloatArray:
-        """Of `i` where each trajectory is and that one itself, the longer time alone."""
-        longer_s: FloatArray = np.maximum(self._solo_here, self._solo[:, i][self._rows])
+    def _longer_s(self, some: IntArray) -> FloatArray:
+        """Of each of `some` where each trajectory is and that one itself, the longer time alone."""
+        longer_s: FloatArray = np.maximum(self._solo_here, self._solo.T[some][:, self._rows])
         return longer_s
 
-    def _ends_at(self, i: int, longer_s: FloatArray) -> FloatArray:
+    def _ends_at(self, some: IntArray, longer_s: FloatArray) -> FloatArray:
         share = self._own_here / longer_s
-        share[i] = 0.0
-        load = np.bincount(self.homes + 1, share, len(self._row) + 1)[1:]
-        solo = self._solo[self._row, i]
-        ends: FloatArray = solo + (solo - self.work.tool_s[i]) * load
-        restore_s: FloatArray = self._restore[self._row, i]
-        if self._origins[i] >= 0:
-            restore_s[self._origins[i]] = 0.0
+        share[self._all[: len(some)], some] = 0.0
+        load = self._by_engine(self.homes + 1, share, len(self._row) + 1)[:, 1:]
+        solo = self._solo.T[some][:, self._row]
+        ends: FloatArray = solo + (solo - self.work.tool_s[some, None]) * load
+        restore_s: FloatArray = self._restore.T[some][:, self._row]
+        origins = self._origins[some]
+        placed = (origins >= 0).nonzero()[0]
+        restore_s[placed, origins[placed]] = 0.0
         return ends + restore_s
 
+    def _by_engine(self, homes: IntArray, values: FloatArray, engines: int) -> FloatArray:
+        """Sum each row of `values`, which has a value for each trajectory, by their homes."""
+        count = len(values)
+        places = self._all[:count, None] * engines + homes
+        sums = np.bincount(places.ravel(), values.ravel(), count * engines)
+        return np.asarray(sums.reshape(count, engines), np.float64)
+
     def move(self, i: int, engine: int) -> None:
-        longer_s = self._longer_s(i)
-        delays = self._delays(i, longer_s)
+        one = self._all[i : i + 1]
+        longer_s = self._longer_s(one)
+        delays = self._delays(one, longer_s)[0]
         if self.homes[i] >= 0:
             self.ends -= np.where(self.homes == self.homes[i], delays, 0.0)
         self.ends += np.where(self.homes == engine, delays, 0.0)
         self.homes[i] = engine
         self._rows[i] = row = self._row[engine]
         self._solo_here[i], self._own_here[i] = self._solo[row, i], self._own[row, i]
-        self.ends[i] = self._ends_at(i, longer_s)[engine]
+        self.ends[i] = self._ends_at(one, longer_s)[0, engine]
 
     def assign_unplaced(self) -> None:
         """Give each trajectory without a home the engine where it ends earliest, longest first."""
@@ -149,10 +167,19 @@ class TailModel:
     def relocate(self, *, least_gain_s: float) -> None:
         """Move homes as long as a move brings the end forward by `least_gain_s`, latest first."""
         for _ in range(_ROUNDS):
-            held, moved = self._held(), False
-            for i in np.argsort(-self.ends, kind="stable").tolist():
-                if self._moved(i, held, least_gain_s):
+            order, held = np.argsort(-self.ends, kind="stable"), self._held()
+            moved, tried, at_once = False, 0, _LEAST_AT_ONCE
+            while tried < len(order):
+                some = order[tried : tried + at_once]
+                gains_s, best = self._best_moves(some, held)
+                gaining = (gains_s >= least_gain_s).nonzero()[0]
+                if len(gaining):
+                    first = int(gaining[0])
+                    self.move(int(some[first]), int(best[first]))
                     held, moved = self._held(), True
+                    tried, at_once = tried + first + 1, _LEAST_AT_ONCE
+                else:
+                    tried, at_once = tried + at_once, min(2 * at_once, _MOST_AT_ONCE)
             if not moved:
                 return
 
@@ -189,16 +216,16 @@ class TailModel:
             tool_s=tool_s * left,
         )
 
-    def _delays(self, i: int, longer_s: FloatArray) -> FloatArray:
-        """By how much `i` delays each other trajectory, if their homes are or were the same."""
+    def _delays(self, some: IntArray, longer_s: FloatArray) -> FloatArray:
+        """By how much each of `some` delays each other one, if their homes are or were the same."""
         alone_s = self._solo_here - self.work.tool_s
-        delays: FloatArray = alone_s * self._own[:, i][self._rows] / longer_s
-        delays[i] = 0.0
+        delays: FloatArray = alone_s * self._own.T[some][:, self._rows] / longer_s
+        delays[self._all[: len(some)], some] = 0.0
         return delays
 
     def _held(self) -> _Held:
         engines = len(self._row)
-        powers = self.ends**_NORM
+        powers = _fourth_power(self.ends)
         members = np.bincount(self.homes, minlength=engines)
         return _Held(
             powers=powers,
@@ -207,21 +234,19 @@ class TailModel:
             full=members >= self._max_running,
         )
 
-    def _moved(self, i: int, held: _Held, least_gain_s: float) -> bool:
-        """Move `i` to where the norm of all ends is least, if that gains enough."""
-        home = int(self.homes[i])
-        powers, total = held.powers, held.total
-        longer_s = self._longer_s(i)
-        delays = self._delays(i, longer_s)
-        left = (self.homes == home).nonzero()[0]
-        relief = float((powers[left] - (self.ends[left] - delays[left]) ** _NORM).sum())
-        change = np.bincount(self.homes, (self.ends + delays) ** _NORM - powers, len(self._row))
-        change += self._ends_at(i, longer_s) ** _NORM - powers[i] - relief
-        change[(held.kv + self._kv[i] > self._kv_capacity) | held.full] = np.inf
-        change[home] = 0.0
-        best = int(change.argmin())
-        after = max(total + float(change[best]), 0.0)
-        if total ** (1.0 / _NORM) - after ** (1.0 / _NORM) < least_gain_s:
-            return False
-        self.move(i, best)
-        return True
+    def _best_moves(self, some: IntArray, held: _Held) -> tuple[FloatArray, IntArray]:
+        """By how much the end is earlier if one of `some` moves to its best engine, and which."""
+        homes, powers, engines = self.homes[some], held.powers, len(self._row)
+        longer_s = self._longer_s(some)
+        delays = self._delays(some, longer_s)
+        left = self.homes == homes[:, None]
+        relief = np.where(left, powers - _fourth_power(self.ends - delays), 0.0).sum(axis=1)
+        change = self._by_engine(self.homes, _fourth_power(self.ends + delays) - powers, engines)
+        change += _fourth_power(self._ends_at(some, longer_s)) - (powers[some] + relief)[:, None]
+        kv = held.kv + self._kv[some, None]
+        change[(kv > self._kv_capacity) | held.full] = np.inf
+        each = self._all[: len(some)]
+        change[each, homes] = 0.0
+        best = change.argmin(axis=1)
+        after = np.maximum(held.total + change[each, best], 0.0)
+        return math.sqrt(math.sqrt(held.total)) - np.sqrt(np.sqrt(after)), best

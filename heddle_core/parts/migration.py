@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -18,6 +19,7 @@ from heddle_core.estimate.shape_load import EngineSums
 from heddle_core.ids import EngineId, EngineShape, TrajectoryId
 from heddle_core.policy import EngineView, PolicyContext, TrajectoryView, View
 from heddle_core.sorted_numbers import SortedNumbers
+from heddle_core.trajectory import Trajectory
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -251,7 +253,7 @@ class Balance:
         tpot_s.append(math.inf)
         none = len(engines)
         number = self._number
-        ts = list(view.trajectories.values())
+        ts = cast("list[Trajectory]", list(view.trajectories.values()))  # read faster, compiled
         homes: list[int] = []
         lefts: list[float] = []
         contexts: list[int] = []
