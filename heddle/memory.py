@@ -7,6 +7,7 @@ processor has to find most of their addresses in memory, too.
 import ctypes
 import gc
 import mmap
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from errno import EBUSY, ENOMEM
@@ -27,9 +28,20 @@ MADV_COLLAPSE: Final = 25
 
 @contextmanager
 def many_objects() -> Iterator[None]:
-    """What a simulation runs in: garbage is collected seldom, and objects are in large pages."""
+    """What a simulation runs in: garbage is collected seldom, and objects are in large pages.
+
+    What a large one leaves is given back to the system: its parts refer to each other, and what
+    comes after it would take as much memory again.
+    """
+    before = _resident_bytes()
     with seldom_collected(COLLECT_EVERY), large_pages():
         yield
+    if _resident_bytes() - before >= GROWN_BYTES:
+        gc.collect()
+        sys._clear_type_cache()  # it keeps names that C code made for one call, all over the memory
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+        if trim is not None:
+            trim(0)
 
 
 @contextmanager

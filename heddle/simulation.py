@@ -95,18 +95,21 @@ def simulate(
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
-    workload = setup.workload
-    with (
-        many_objects(),
-        opened_run(setup, "heddle_sim", out, config_text=config_text) as opened,
-    ):
-        sink = opened.directory.record
-        if on_progress is not None:
-            sink = _counting(sink, workload.trajectories, on_progress)
-        core = RecordedCore(setup.controller(), sink)
-        with policy_errors(setup.policy):
-            simulate_rollout(workload.scripts, core, setup.simulation)
+    with opened_run(setup, "heddle_sim", out, config_text=config_text) as opened:
+        with many_objects(), policy_errors(setup.policy):
+            _simulate(setup, opened.directory.record, on_progress)
         return opened.finished()
+
+
+def _simulate(
+    setup: RunSetup, sink: Sink, on_progress: Callable[[int, int], None] | None
+) -> None:
+    """Run the rollout; nothing of it is in memory afterwards."""
+    workload = setup.workload
+    if on_progress is not None:
+        sink = _counting(sink, workload.trajectories, on_progress)
+    core = RecordedCore(setup.controller(), sink)
+    simulate_rollout(workload.scripts, core, setup.simulation)
 
 
 def run_prices(setup: RunSetup) -> Prices:

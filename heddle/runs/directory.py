@@ -46,6 +46,8 @@ SCHEMA = "heddle.run/2"
 _OF_OLDER_RUNS = "heddle.run/1"
 _ENDLESS = ("heddle_gateway", "heddle_verl")
 """Drivers of runs without an end of their own: what such a run keeps in memory does not grow."""
+MOST_ROWS_KEPT = 4_000_000
+"""Rows of a journal whose columns stay in memory, 100 MB; those of more rows are read back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,7 @@ class RunDirectory:
             files.write_json(path / files.CONTEXT, to_plain(context))
         self._endless = facts.driver in _ENDLESS
         self._file = JournalFile(path / files.JOURNAL, endless=self._endless)
-        self._columns = JournalReader(MEASURED)
+        self._columns = None if self._endless else JournalReader(MEASURED)
         self._rows = JournalBuffer(
             entries=CHUNK_ENTRIES, on_full=lambda: self.flush(), forgets=self._endless
         )
@@ -145,13 +147,21 @@ class RunDirectory:
         batch = self._rows.take()
         if batch.num_rows:
             self._file.write(batch)
-            if not self._endless:
+            if self._columns is not None:
                 self._columns.add(batch)
+                if self._rows.rows > MOST_ROWS_KEPT:
+                    self._columns = None
 
-    def columns(self) -> Journal:
+    def columns(self, *, whole: bool = False) -> Journal:
         """Return what is recorded so far, the columns that figures are made from."""
         self.flush()
-        return self._columns.journal()
+        reader = self._columns
+        if reader is None:
+            reader = JournalReader(MEASURED)
+            batches = stream_of(self.path / files.JOURNAL, whole=whole)
+            for batch in of_growing_words(batches) if self._endless else batches:
+                reader.add(batch)
+        return reader.journal()
 
     def finish(
         self,
@@ -171,10 +181,7 @@ class RunDirectory:
         """
         assert self.status == "running", "a closed run never changes"
         self._close_journal()
-        if self._endless:
-            for batch in of_growing_words(stream_of(self.path / files.JOURNAL, whole=True)):
-                self._columns.add(batch)
-        journal, self._columns = self._columns.journal(), JournalReader(())
+        journal, self._columns = self.columns(whole=True), None
         with files.written_table(self.path / files.STEPS) as write:
             measured = measure(journal, solo_tpot, on_steps=write)
         with files.written_table(self.path / files.TRAJECTORIES) as write:
@@ -223,6 +230,8 @@ class RunDirectory:
             self.flush()
         finally:
             self._file.close()
+            self._rows = JournalBuffer()  # the words of the old one take memory
+            self.record = self._rows.record
 
     def _close(self, status: Status, error: str | None = None) -> None:
         self._manifest["closed"] = _stamp(datetime.now(UTC))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from mmap import ACCESS_COPY, mmap
+from sys import intern
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -270,7 +271,8 @@ def _values(column: Any) -> Any:
     if isinstance(column, pa.DictionaryArray):
         column, none = column.indices, -1
     elif pa.types.is_string(column.type):
-        return np.array(column.to_pylist(), object)
+        # Most are alike: many rows have one object in common.
+        return np.array([text and intern(text) for text in column.to_pylist()], object)
     return numbers_of(column, none)
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from io import BufferedWriter, FileIO
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -118,7 +119,8 @@ def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
         pa.ArrowInvalid, OSError, EOFError: it is not whole, but must be.
     """
     try:
-        with files.opened(path) as file:
+        name: Any = os.fsencode(path)
+        with pa.OSFile(name, "rb") as file:  # not mapped: pages read count as memory in use
             file.seek(len(MAGIC))
             with pa.ipc.open_stream(file) as stream:
                 yield from stream

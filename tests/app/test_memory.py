@@ -36,6 +36,19 @@ def test_new_objects_come_into_large_pages_at_a_collection():
     assert not callbacks
 
 
+@pytest.mark.parametrize("objects", [1_000, 900_000])
+def test_what_a_large_simulation_leaves_is_given_back(objects: int):
+    if not memory._resident_bytes():
+        pytest.skip("the system does not say what memory a process has")
+    with memory.many_objects():
+        left: dict[str, object] = {"objects": [[number] for number in range(objects)]}
+        left["itself"] = left
+        with_it = memory._resident_bytes()
+        del left
+    given_back = with_it - memory._resident_bytes()
+    assert given_back > 40e6 if objects > 1_000 else given_back < 10e6
+
+
 @pytest.mark.parametrize("objects", [1_000, 600_000])
 def test_small_processes_and_other_systems_have_none(objects: int, monkeypatch: pytest.MonkeyPatch):
     made = list[bool]()

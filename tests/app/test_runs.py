@@ -62,6 +62,25 @@ def filled(out: Path, entries: list[Entry]) -> RunDirectory:
     return run
 
 
+@pytest.mark.parametrize("kept", [0, 7])
+def test_columns_of_a_large_journal_are_read_back(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with filled(tmp_path / "small", story()) as small:
+        small.finish()
+    monkeypatch.setattr(directory, "MOST_ROWS_KEPT", kept)
+    with filled(tmp_path / "large", story()[:4]) as large:
+        assert len(large.columns().of("TrajectoryArrived")) == 2
+        for each in story()[4:]:
+            large.record(each.event, each.commands)
+        large.finish()
+    one, two = load_run(small.path), load_run(large.path)
+    assert one.summary == two.summary
+    assert one.steps.equals(two.steps)
+    assert one.trajectories.equals(two.trajectories)
+    assert list(two.entries()) == story()
+
+
 def test_a_finished_run_gives_back_what_went_in(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
         run.finish(notes={"filled_tool_s": 3})
