@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from heddle.cluster.profiles import ClusterProfiles
 from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.cost.prices import Prices, prices_of
@@ -98,12 +99,11 @@ def simulate(
     with opened_run(setup, "heddle_sim", out, config_text=config_text) as opened:
         with many_objects(), policy_errors(setup.policy):
             _simulate(setup, opened.directory.record, on_progress)
+        del run, setup  # what the policy has learned takes memory
         return opened.finished()
 
 
-def _simulate(
-    setup: RunSetup, sink: Sink, on_progress: Callable[[int, int], None] | None
-) -> None:
+def _simulate(setup: RunSetup, sink: Sink, on_progress: Callable[[int, int], None] | None) -> None:
     """Run the rollout; nothing of it is in memory afterwards."""
     workload = setup.workload
     if on_progress is not None:
@@ -123,7 +123,10 @@ def run_prices(setup: RunSetup) -> Prices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRun:
-    setup: RunSetup
+    config: RunConfig
+    profiles: ClusterProfiles
+    notes: Mapping[str, Any]
+    """Of the workload."""
     directory: RunDirectory
     signals: StopSignals
     prices: Prices
@@ -144,10 +147,10 @@ class OpenedRun:
         `lateness` is that of a clock in real time, and `load` what other processes took of the
         machine meanwhile. `gpu_s` are seconds of GPUs, where engines came and went.
         """
-        config = self.setup.config
+        config = self.config
         measured = self.directory.finish(
-            solo_tpot=self.setup.profiles.solo_tpot(),
-            notes={**self.setup.workload.notes, **load_figures(load)},
+            solo_tpot=self.profiles.solo_tpot(),
+            notes={**self.notes, **load_figures(load)},
             cost=lambda makespan_s: (
                 self.prices.cost(self.gpus, makespan_s)
                 if gpu_s is None
@@ -186,8 +189,10 @@ def opened_run(
         StopSignals() as signals,
         open_run(out, prices.kept(setup.config, gpus), facts, config_text=config_text) as directory,
     ):
-        yield OpenedRun(
-            setup=setup,
+        opened = OpenedRun(
+            config=setup.config,
+            profiles=setup.profiles,
+            notes=setup.workload.notes,
             directory=directory,
             signals=signals,
             prices=prices,
@@ -195,6 +200,8 @@ def opened_run(
             gpus={} if (engines or {}).get("platform") == "cpu" else gpus,
             began_s=began_s,
         )
+        del setup
+        yield opened
 
 
 def _counting(sink: Sink, total: int, on_progress: Callable[[int, int], None]) -> Sink:

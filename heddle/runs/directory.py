@@ -155,7 +155,7 @@ class RunDirectory:
     def columns(self, *, whole: bool = False) -> Journal:
         """Return what is recorded so far, the columns that figures are made from."""
         self.flush()
-        reader = self._columns
+        reader, self._columns = self._columns, None if whole else self._columns
         if reader is None:
             reader = JournalReader(MEASURED)
             batches = stream_of(self.path / files.JOURNAL, whole=whole)
@@ -181,9 +181,8 @@ class RunDirectory:
         """
         assert self.status == "running", "a closed run never changes"
         self._close_journal()
-        journal, self._columns = self.columns(whole=True), None
         with files.written_table(self.path / files.STEPS) as write:
-            measured = measure(journal, solo_tpot, on_steps=write)
+            measured = measure(self.columns(whole=True), solo_tpot, on_steps=write)
         with files.written_table(self.path / files.TRAJECTORIES) as write:
             write(measured.trajectories)
         summary = dict(measured.summary)

@@ -140,6 +140,10 @@ class Journal:
         """The words that codes of this column stand for."""
         return self.trajectories if column == "trajectory" else self._words(column)
 
+    def words_alone(self) -> "Journal":
+        """The same without rows, which take memory."""
+        return Journal(self.rows, self.trajectories, {}, self._words)
+
     def blocks(self, dispatches: int) -> Iterator["Journal"]:
         """Cut by trajectory into journals of about so many dispatches each."""
         total = len(self.trajectories)

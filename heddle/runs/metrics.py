@@ -63,10 +63,26 @@ def measure(
     Raises:
         MetricsError: arrived trajectories are not completed, truncated, failed or cancelled.
     """
+    engines = engine_facts(journal)
+    trajectories, sample, counts = _cut(journal, engines, on_steps)
+    counts["engine_failures"] = len(journal.of("EngineFailed"))
+    journal = journal.words_alone()
+    summary = _conserved(journal, trajectories, counts)
+    summary |= _work(trajectories)
+    summary |= _waiting(sample, trajectories)
+    summary |= _speed(journal, sample, counts, engines, solo_tpot)
+    summary |= _utilisation(sample, trajectories, engines)
+    summary |= _decisions(counts)
+    return Measured(to_arrow(journal, trajectories), summary)
+
+
+def _cut(
+    journal: Journal, engines: Mapping[str, Any], on_steps: Callable[[pa.Table], object]
+) -> tuple[Columns, Columns, Counter[str]]:
+    """Trajectories, samples and counts of a journal, which is cut in parts."""
     samples: defaultdict[str, Column] = defaultdict(Column)
     of_trajectories: defaultdict[str, Column] = defaultdict(Column)
     counts: Counter[str] = Counter()
-    engines = engine_facts(journal)
     for block in journal.blocks(BLOCK_DISPATCHES):
         d = dispatches(block)
         steps = step_columns(block, d)
@@ -80,14 +96,7 @@ def measure(
             samples[name].add(values)
         counts.update(_counts(block, d, prefilled))
     trajectories = {name: column.array() for name, column in of_trajectories.items()}
-    sample = {name: column.array() for name, column in samples.items()}
-    summary = _conserved(journal, trajectories, counts)
-    summary |= _work(trajectories)
-    summary |= _waiting(sample, trajectories)
-    summary |= _speed(journal, sample, counts, engines, solo_tpot)
-    summary |= _utilisation(sample, trajectories, engines)
-    summary |= _decisions(journal, counts)
-    return Measured(to_arrow(journal, trajectories), summary)
+    return trajectories, {name: column.array() for name, column in samples.items()}, counts
 
 
 def _prefilled_elsewhere(d: Dispatches, engines: Mapping[str, Any]) -> Bools:
@@ -262,7 +271,7 @@ def _utilisation(
     return {"utilisation": _share(busy, alive), "engines": len(engines["engine"])}
 
 
-def _decisions(journal: Journal, counts: Mapping[str, int]) -> dict[str, Any]:
+def _decisions(counts: Mapping[str, int]) -> dict[str, Any]:
     """Counts of the policy's actions and of failures."""
     return {
         "dispatches": counts["dispatches"],
@@ -275,7 +284,7 @@ def _decisions(journal: Journal, counts: Mapping[str, int]) -> dict[str, Any]:
         "prefilled_elsewhere": counts["prefilled_elsewhere"],
         "predictions": counts["predictions"],
         "predictions_late": counts["predictions"] - counts["predictions_in_time"],
-        "engine_failures": len(journal.of("EngineFailed")),
+        "engine_failures": counts["engine_failures"],
         "dispatches_lost": counts["lost"],
     }
 
