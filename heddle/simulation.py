@@ -14,7 +14,7 @@ from heddle.memory import many_objects
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.runs.conditions import load_figures
-from heddle.setup import RunSetup, prepare
+from heddle.setup import SIMULATED, RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished
@@ -95,7 +95,7 @@ def simulate(
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
-    with opened_run(setup, "heddle_sim", out, config_text=config_text) as opened:
+    with opened_run(setup, SIMULATED, out, config_text=config_text) as opened:
         with many_objects(), policy_errors(setup.policy):
             _simulate(setup, opened.directory.record, on_progress)
         return opened.finished()
@@ -179,6 +179,8 @@ def opened_run(
     """
     prices, gpus = run_prices(setup), setup.profiles.pools
     facts = setup.facts(driver, engines)
+    if driver == SIMULATED:
+        facts = replace(facts, bound=setup.kept_bound())
     if command_line is not None:
         facts = replace(facts, command_line=command_line)
     began_s = time.perf_counter()

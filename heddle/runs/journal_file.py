@@ -83,11 +83,6 @@ def journal_batches(folder: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
         raise RunError(f"{path}: damaged: {wrong}; copy it again, or run it again")
 
 
-def read_journal(folder: Path, *, whole: bool) -> pa.Table:
-    """Read all of `journal_batches` at once."""
-    return _table(list(journal_batches(folder, whole=whole)))
-
-
 def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
     with files.opened(path) as file:
         try:
@@ -104,12 +99,9 @@ def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
                 yield reader.get_batch(number)
             return
     # In a stream, dictionaries grow from each batch on, or are replaced.
-    found_batches = list(stream_of(path, whole=whole))
-    yield from _table(found_batches).unify_dictionaries().to_batches()
-
-
-def _table(batches: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(batches, batches[0].schema if batches else schema())
+    found = list(stream_of(path, whole=whole))
+    table = pa.Table.from_batches(found, found[0].schema if found else schema())
+    yield from table.unify_dictionaries().to_batches()
 
 
 def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
