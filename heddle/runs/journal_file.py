@@ -86,7 +86,8 @@ def journal_batches(folder: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
 def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
     with files.opened(path) as file:
         try:
-            reader = pa.ipc.open_file(file)
+            # Threads would take longer to begin than to unpack the columns of a batch.
+            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False))
         except pa.ArrowInvalid:
             with path.open("rb") as found:
                 ours = MAGIC.startswith(found.read(len(MAGIC)))
