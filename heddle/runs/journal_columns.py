@@ -34,7 +34,7 @@ class Column:
 
     def add(self, values: Any) -> None:
         count = self._count + len(values)
-        dtype = np.promote_types(self._values.dtype, _smallest(values))
+        dtype = np.promote_types(self._values.dtype, smallest(values))
         if dtype != self._values.dtype or count > len(self._values):
             larger = _pages(max(count, 2 * len(self._values)), dtype)
             larger[: self._count] = self.array()
@@ -50,8 +50,8 @@ class Column:
 _INTEGERS = ((np.int8, 1 << 7), (np.int16, 1 << 15), (np.int32, 1 << 31))
 
 
-def _smallest(values: Any) -> Any:
-    """Return the smallest type that holds these integers; of other values, their own."""
+def smallest(values: Any) -> Any:
+    """The smallest type that holds these integers, which sorts sooner; of other values, theirs."""
     if values.dtype.kind == "i" and len(values):
         least, most = int(values.min()), int(values.max())
         for dtype, limit in _INTEGERS:

@@ -72,7 +72,9 @@ def dispatches(journal: Journal) -> Dispatches:
     end, found = _pair(begun, ends, journal.rows)
 
     def of_end(values: Any, none: float) -> Any:
-        return np.where(found, values[end], none) if len(values) else np.full(len(end), none)
+        if found.all():
+            return values[end]
+        return np.where(found, values[end], none) if len(values) else np.full(len(found), none)
 
     first = np.ones(len(step), bool)
     first[1:] = (step[1:] != step[:-1]) | (trajectory[1:] != trajectory[:-1])
@@ -85,7 +87,9 @@ def dispatches(journal: Journal) -> Dispatches:
     lost = _lost_to_failures(journal, begun.seq, trajectory, engine, found, ended_s, output)
     _end_with_trajectories(journal, trajectory, ended_s)
     runnable_s, context = _ready(journal, trajectory, step)
-    runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
+    if not first.all():
+        runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
+        context = context + _sum_before(output, first)
     return Dispatches(
         trajectory=trajectory,
         step=step,
@@ -97,7 +101,7 @@ def dispatches(journal: Journal) -> Dispatches:
         finished=finished,
         preempted=found & ~finished,
         lost=lost,
-        context_tokens=context + _sum_before(output, first),
+        context_tokens=context,
         output_tokens=output,
         cached_tokens=of_end(ends.ints("cached_tokens"), 0),
         recomputes=of_end(ends.ints("recomputes"), 0),
@@ -115,7 +119,7 @@ def _by_step(rows: Rows) -> Rows:
     return rows.part(np.lexsort((rows.column("step"), *halves)))
 
 
-def _pair(begun: Rows, ends: Rows, total: int) -> tuple[Ints, Bools]:
+def _pair(begun: Rows, ends: Rows, total: int) -> tuple[Any, Bools]:
     """For each dispatch the first end of the same step before its next dispatch, if there is one.
 
     Both are in order of trajectory, step and `seq`, which is below `total`.
@@ -130,9 +134,9 @@ def _pair(begun: Rows, ends: Rows, total: int) -> tuple[Ints, Bools]:
     )
     limit = mine - begun.seq + width
     limit[:-1] = np.minimum(limit[:-1], mine[1:])
-    at = np.arange(len(mine))
-    if len(place) != len(mine) or not ((mine < place) & (place < limit)).all():
-        at = np.searchsorted(place, mine)
+    if len(place) == len(mine) and ((mine < place) & (place < limit)).all():
+        return slice(None), np.ones(len(mine), bool)
+    at = np.searchsorted(place, mine)
     safe = np.minimum(at, len(place) - 1)
     return safe, (at < len(place)) & (place[safe] < limit)
 
@@ -224,12 +228,13 @@ def _sum_before(values: Ints, first: Bools) -> Ints:
 
 
 def step_columns(journal: Journal, d: Dispatches) -> Columns:
-    """One item per step that was dispatched, ordered by (arrival, step)."""
-    start = np.flatnonzero(d.first)
-    last = np.append(start[1:], len(d.first)) - 1 if len(start) else start
+    """One item per step that was dispatched, ordered by (arrival, step); may be those of `d`."""
+    once = bool(d.first.all())
+    start: Any = slice(None) if once else np.flatnonzero(d.first)
+    last: Any = start if once else np.append(start[1:], len(d.first)) - 1
 
     def total(values: Any) -> Any:
-        return np.add.reduceat(values, start) if len(start) else values[:0]
+        return values if once else np.add.reduceat(values, start)
 
     tool = _tools(journal, d.trajectory[start], d.step[start])
     return {

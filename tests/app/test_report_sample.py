@@ -78,10 +78,12 @@ def test_a_replay_counts_events_only_to_say_how_far_it_is(
 def test_slots_on_drawn_engines_are_those_of_all_dispatches(records: list[Record], limits: None):
     for each in records:
         shown = sample.sample(each, None, MOST)
-        there = np.isin(each.dispatches.engine, each.engines["engine"][shown.engines])
+        drawn = each.engines["engine"][shown.engines]
+        own = shown.trajectories[each.dispatches.trajectory]
+        there = np.isin(each.dispatches.engine[own], drawn)
         assert 0 < there.sum() < len(there)
-        found = columns._slots(each, shown)
-        assert np.array_equal(found[there], each.slot[there])
+        found = columns._slots(each.dispatches.part(own), drawn)
+        assert np.array_equal(found[there], each.slot[own][there])
         assert not found[~there].any()
 
 

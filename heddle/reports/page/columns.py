@@ -16,7 +16,7 @@ from heddle.reports.page.overall import activity, lengths, plan
 from heddle.reports.page.training import training, training_columns
 from heddle.reports.sample import Sample
 from heddle.runs.record import Record, slots
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.tables import Dispatches, Floats, Ints
 
 TICK_S = 1e-4
 MAX_TICKS = 2**32 - 2
@@ -131,7 +131,7 @@ def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[
         "trajectory": _row(shown)[d.trajectory],
         "step": d.step.astype(np.uint16),
         "engine": place[d.engine].astype(np.uint16),
-        "slot": _slots(record, shown)[own].astype(np.uint16),
+        "slot": _slots(d, record.engines["engine"][shown.engines]).astype(np.uint16),
         "runnable": ticks(d.runnable_s),
         "dispatched": ticks(d.dispatched_s),
         "ended": ticks(np.where(np.isnan(d.ended_s), record.end_s, d.ended_s)),
@@ -146,10 +146,9 @@ def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[
     }
 
 
-def _slots(record: Record, shown: Sample) -> Ints:
-    """The slots of dispatches on engines that are drawn, where all that ran is shown."""
-    d = record.dispatches
-    there = np.flatnonzero(np.isin(d.engine, record.engines["engine"][shown.engines]))
+def _slots(d: Dispatches, drawn: Ints) -> Ints:
+    """The slots of dispatches on engines that are drawn, of which all that ran is shown."""
+    there = np.flatnonzero(np.isin(d.engine, drawn))
     found = np.zeros(len(d.engine), np.int64)
     found[there] = slots(d.engine[there], d.dispatched_s[there], d.ended_s[there])
     return found
