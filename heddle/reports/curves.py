@@ -30,19 +30,18 @@ def completion(arrived_s: Floats, finished_s: Floats) -> Curve:
     return times, share
 
 
-def under_way(from_s: Floats, until_s: Floats) -> Curve:
+def under_way(from_s: Floats, until_s: Floats, *, thinned: bool = False) -> Curve:
     """Times in seconds, ascending, and how many of the intervals hold each; NaN never ends.
 
     All that happens at one instant is one point; the curve would else show its order.
     """
-    # Two ascending parts are merged, which takes less than to sort their places.
     from_s, until_s = np.sort(from_s), np.sort(until_s[~np.isnan(until_s)])
-    times = np.concatenate((from_s, until_s))
-    change = np.concatenate((np.ones(len(from_s)), -np.ones(len(until_s))))
-    order = np.argsort(times, kind="stable")
-    times, count = times[order], np.cumsum(change[order])
-    last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, bool)
-    return times[last], count[last]
+    times = np.sort(np.concatenate((from_s, until_s)), kind="stable")  # merges the two
+    times = times[np.append(times[1:] != times[:-1], True)] if len(times) else times
+    if thinned and len(times):
+        (times,) = thin(times)
+    begun, ended = (np.searchsorted(each, times, "right") for each in (from_s, until_s))
+    return times, (begun - ended).astype(np.float64)
 
 
 def from_zero(curve: Curve) -> Curve:

@@ -60,9 +60,10 @@ class Choice:
     share: float
     """Of all trajectories, to be drawn by their names: the same ones in every run."""
 
-    def draws(self, name: str) -> bool:
-        """Whether a trajectory is one of those drawn at random."""
-        return crc32(name.encode(errors="surrogatepass")) < self.share * 2**32
+    def draws(self, names: Sequence[str]) -> Bools:
+        """Whether each trajectory is one of those drawn at random."""
+        hashes = (crc32(name.encode(errors="surrogatepass")) for name in names)
+        return np.fromiter(hashes, np.int64, len(names)) < self.share * 2**32
 
 
 def choose(runs: Sequence[Run], most: int) -> Choice | None:
@@ -107,7 +108,7 @@ def sample(record: Record, choice: Choice | None, most: int) -> Sample:
     own = _last(ends, count, most)
     if choice is None:
         choice = Choice({names[place]: None for place in own}, len(own), _share(count, most))
-    at_random = np.fromiter(map(choice.draws, names), np.bool_, len(names))
+    at_random = choice.draws(names)
     chosen = at_random | np.fromiter((name in choice.last for name in names), np.bool_, len(names))
     chosen[own] = True
     whole = _whole_engines(record, count, chosen, order, most)

@@ -68,8 +68,11 @@ def dispatches(journal: Journal) -> Dispatches:
     """Join each dispatch with the event that ended it."""
     begun = _by_step(journal.of("Dispatch"))
     ends = _by_step(journal.of("StepFinished", "StepPreempted"))
-    trajectory, step = begun.codes("trajectory"), begun.ints("step")
-    end, found = _pair(begun, ends, journal.rows)
+    trajectory, step, seq = begun.codes("trajectory"), begun.ints("step"), begun.seq
+    end_step = ends.ints("step")
+    span = int(max(step.max(initial=0), end_step.max(initial=0))) + 1
+    end_key = ends.codes("trajectory") * span + end_step
+    end, found = _pair(trajectory * span + step, seq, end_key, ends.seq, journal.rows)
 
     def of_end(values: Any, none: float) -> Any:
         if found.all():
@@ -84,7 +87,7 @@ def dispatches(journal: Journal) -> Dispatches:
     # Only a step that ended by itself has a reason.
     finished = found & (reason >= 0)
     engine = begun.codes("engine")
-    lost = _lost_to_failures(journal, begun.seq, trajectory, engine, found, ended_s, output)
+    lost = _lost_to_failures(journal, seq, trajectory, engine, found, ended_s, output)
     _end_with_trajectories(journal, trajectory, ended_s)
     runnable_s, context = _ready(journal, trajectory, step)
     if not first.all():
@@ -119,23 +122,20 @@ def _by_step(rows: Rows) -> Rows:
     return rows.part(np.lexsort((rows.column("step"), *halves)))
 
 
-def _pair(begun: Rows, ends: Rows, total: int) -> tuple[Any, Bools]:
+def _pair(key: Ints, seq: Ints, end_key: Ints, end_seq: Ints, total: int) -> tuple[Any, Bools]:
     """For each dispatch the first end of the same step before its next dispatch, if there is one.
 
-    Both are in order of trajectory, step and `seq`, which is below `total`.
+    Both are in order of key, one for each step, and of `seq`, which is below `total`.
     """
-    if not len(ends):
-        return np.zeros(len(begun), np.int64), np.zeros(len(begun), bool)
+    if not len(end_seq):
+        return np.zeros(len(seq), np.int64), np.zeros(len(seq), bool)
+    in_turn = np.array_equal(key, end_key) and bool((seq < end_seq).all())
+    if in_turn and ((key[1:] != key[:-1]) | (end_seq[:-1] < seq[1:])).all():
+        return slice(None), np.ones(len(seq), bool)
     width = total + 1
-    span = 1 + max(int(rows.ints("step").max(initial=0)) for rows in (begun, ends))
-    mine, place = (
-        (rows.codes("trajectory") * span + rows.ints("step")) * width + rows.seq
-        for rows in (begun, ends)
-    )
-    limit = mine - begun.seq + width
+    mine, place = key * width + seq, end_key * width + end_seq
+    limit = (key + 1) * width
     limit[:-1] = np.minimum(limit[:-1], mine[1:])
-    if len(place) == len(mine) and ((mine < place) & (place < limit)).all():
-        return slice(None), np.ones(len(mine), bool)
     at = np.searchsorted(place, mine)
     safe = np.minimum(at, len(place) - 1)
     return safe, (at < len(place)) & (place[safe] < limit)
@@ -194,10 +194,13 @@ class _Places:
         self._steps[trajectory] = step + 1  # the last of each counts
         self._begin = np.cumsum(self._steps) - self._steps
         self.count = int(self._steps.sum()) + 1
+        self.own = self._begin[trajectory] + step
+        """Those of the steps that it is made of."""
 
     def of(self, trajectory: Ints, step: Ints) -> Ints:
         place = self._begin[trajectory] + step
-        return np.where(step < self._steps[trajectory], place, self.count - 1)
+        place[step >= self._steps[trajectory]] = self.count - 1
+        return place
 
 
 def _ready(journal: Journal, trajectory: Ints, step: Ints) -> tuple[Floats, Ints]:
@@ -211,8 +214,7 @@ def _ready(journal: Journal, trajectory: Ints, step: Ints) -> tuple[Floats, Ints
     place = places.of(returned.codes("trajectory"), returned.ints("step") + 1)
     ready_s[place] = returned.floats("time_s")
     context[place] = returned.ints("context_tokens")
-    mine = places.of(trajectory, step)
-    return ready_s[mine], context[mine]
+    return ready_s[places.own], context[places.own]
 
 
 def _before(values: Floats, none: float) -> Floats:
@@ -278,9 +280,9 @@ def _tools(journal: Journal, trajectory: Ints, step: Ints) -> Columns:
     place = places.of(returned.codes("trajectory"), returned.ints("step"))
     ended_s[place] = returned.floats("time_s")
     added[place] = returned.ints("observation_tokens")
-    mine = places.of(trajectory, step)
-    tool_s = np.nan_to_num(ended_s - began_s, nan=0.0)[mine]
-    return {"tool": name[mine], "tool_s": tool_s, "observation_tokens": added[mine]}
+    own = places.own
+    tool_s = np.nan_to_num((ended_s - began_s)[own], nan=0.0)
+    return {"tool": name[own], "tool_s": tool_s, "observation_tokens": added[own]}
 
 
 def trajectory_columns(journal: Journal, steps: Columns) -> Columns:

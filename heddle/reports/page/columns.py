@@ -259,9 +259,11 @@ def _curves(record: Record) -> dict[str, Any]:
     found: Mapping[str, Curve] = {
         "completion": completion(t["arrived_s"], t["finished_s"]),
         "active": from_zero(
-            under_way(t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s)
+            under_way(
+                t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s, thinned=True
+            )
         ),
-        "waiting": from_zero(under_way(from_s, until_s)),
+        "waiting": from_zero(under_way(from_s, until_s, thinned=True)),
         "queueing": at_least(delay_s[~np.isnan(delay_s)]),
     }
     return {
