@@ -33,7 +33,8 @@ def completion(arrived_s: Floats, finished_s: Floats) -> Curve:
 def under_way(from_s: Floats, until_s: Floats, *, thinned: bool = False) -> Curve:
     """Times in seconds, ascending, and how many of the intervals hold each; NaN never ends.
 
-    All that happens at one instant is one point; the curve would else show its order.
+    All that happens at one instant is one point; the curve would else show its order. Thinned
+    points are counted alone.
     """
     from_s, until_s = np.sort(from_s), np.sort(until_s[~np.isnan(until_s)])
     times = np.sort(np.concatenate((from_s, until_s)), kind="stable")  # merges the two
@@ -91,7 +92,7 @@ def _time_since(edges: Floats, times: Floats, weight: Floats) -> Floats:
 def _places(edges: Floats, times: Floats) -> Any:
     """What `np.searchsorted` gives, at once where edges from 0 on are equally far apart."""
     last = len(edges) - 1
-    if edges[-1] > 0.0:
+    if edges[-1] >= 1e-9:
         at = np.clip(times * (last / edges[-1]), 0, last).astype(np.int64)
         at += edges[at] < times
         around = np.concatenate(([-np.inf], edges, [np.inf]))

@@ -77,10 +77,8 @@ def choose(runs: Sequence[Run], most: int) -> Choice | None:
         both: Any = [table.column(c).combine_chunks() for c in ("finished_s", "steps")]
         ends, steps = (np.asarray(numbers_of(c, np.nan), np.float64) for c in both)
         last = _last(ends, steps, most // len(finished))
-        names = [
-            str(name) for name in table.column("trajectory").take(number_array(last)).to_pylist()
-        ]
-        found.append(Choice(dict.fromkeys(names), len(last), _share(steps, most)))
+        names = table.column("trajectory").take(number_array(last)).to_pylist()
+        found.append(Choice(dict.fromkeys(map(str, names)), len(last), _share(steps, most)))
     return Choice(
         last={name: None for choice in found for name in choice.last},
         each=max(choice.each for choice in found),

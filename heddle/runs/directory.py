@@ -352,7 +352,7 @@ class Run:
         return journal_batches(self.path, whole=self.status == "finished")
 
     def columns(self) -> Journal:
-        """The columns of each event and command in the journal."""
+        """The columns of each event and command in the journal that figures are made from."""
         return all_columns(self.batches())
 
     def entries(self) -> Iterator[Entry]:

@@ -81,7 +81,7 @@ class JournalFaults:
             self._last_step = max(self._last_step, steps["max"].as_py())
             if steps["min"].as_py() < 0:
                 return _NO_STEP
-        for name in batch.schema.names:
+        for name in schema().names:
             if name.endswith("_s") and not np.isfinite(numbers_of(batch.column(name), 0.0)).all():
                 return f"its column {name!r} has values that are no seconds"
         return None
@@ -118,9 +118,10 @@ def _nested(batch: pa.RecordBatch) -> str | None:
         return None
     chosen = batch.select(["seq", "name", "payload"])
     there = chosen.filter(pc.is_valid(chosen.column("payload")))
-    names: Any = there.column("name").indices
-    texts: Any = there.column("payload").dictionary_encode().indices
-    pairs = numbers_of(names, -1).astype(np.int64) * len(texts) + numbers_of(texts, -1)
+    names: Any = there.column("name")
+    texts: Any = there.column("payload")
+    codes = numbers_of(texts.dictionary_encode().indices, -1)
+    pairs = numbers_of(names.indices, -1).astype(np.int64) * len(codes) + codes
     first = np.sort(np.unique(pairs, return_index=True)[1])  # most are the same
     columns: Any = [column.to_pylist() for column in there.take(number_array(first)).columns]
     for row, name, text in zip(*columns, strict=True):

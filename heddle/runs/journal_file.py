@@ -22,6 +22,8 @@ MAGIC = b"ARROW1\0\0"
 """Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 """Ends a stream that was closed."""
+_ALONE = pa.ipc.IpcReadOptions(use_threads=False)
+"""To begin threads takes longer than to unpack the columns of a batch."""
 
 
 class JournalFile:
@@ -86,8 +88,7 @@ def journal_batches(folder: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
 def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
     with files.opened(path) as file:
         try:
-            # Threads would take longer to begin than to unpack the columns of a batch.
-            reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False))
+            reader = pa.ipc.open_file(file, options=_ALONE)
         except pa.ArrowInvalid:
             with path.open("rb") as found:
                 ours = MAGIC.startswith(found.read(len(MAGIC)))
@@ -100,8 +101,8 @@ def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
                 yield reader.get_batch(number)
             return
     # In a stream, dictionaries grow from each batch on, or are replaced.
-    found = list(stream_of(path, whole=whole))
-    table = pa.Table.from_batches(found, found[0].schema if found else schema())
+    parts = list(stream_of(path, whole=whole))
+    table = pa.Table.from_batches(parts, parts[0].schema if parts else schema())
     yield from table.unify_dictionaries().to_batches()
 
 
@@ -115,7 +116,7 @@ def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
         name: Any = os.fsencode(path)
         with pa.OSFile(name, "rb") as file:  # not mapped: pages read count as memory in use
             file.seek(len(MAGIC))
-            with pa.ipc.open_stream(file) as stream:
+            with pa.ipc.open_stream(file, options=_ALONE) as stream:
                 yield from stream
     except (pa.ArrowInvalid, OSError, EOFError):
         if whole:

@@ -20,13 +20,6 @@ class _LoopFacts(TypedDict):
     config: dict[str, Any]
 
 
-class _BoundSeconds(TypedDict):
-    makespan_s: float
-    solo_s: float
-    capacity_s: float
-    tools_s: float
-
-
 class ManifestFields(TypedDict):
     """The part of a manifest that readers need."""
 
@@ -40,7 +33,7 @@ class ManifestFields(TypedDict):
     pid: int
     predictor_model: NotRequired[_FileFacts | None]
     loop: NotRequired[_LoopFacts | None]
-    bound: NotRequired[_BoundSeconds | None]
+    bound: NotRequired[dict[str, float] | None]
     files: NotRequired[dict[str, WrittenFile]]
 
 

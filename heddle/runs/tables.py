@@ -91,7 +91,7 @@ def dispatches(journal: Journal) -> Dispatches:
     _end_with_trajectories(journal, trajectory, ended_s)
     runnable_s, context = _ready(journal, trajectory, step)
     if not first.all():
-        runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
+        runnable_s = np.where(first, runnable_s, np.append(NEVER, ended_s[:-1]))
         context = context + _sum_before(output, first)
     return Dispatches(
         trajectory=trajectory,
@@ -184,10 +184,7 @@ def _lost_to_failures(
 
 
 class _Places:
-    """Places for values of steps: of each trajectory those up to its last, and one for all others.
-
-    It is made of steps in order of their trajectories and numbers.
-    """
+    """A place for each step up to the last of its trajectory, of sorted ones; one for others."""
 
     def __init__(self, trajectories: int, trajectory: Ints, step: Ints) -> None:
         self._steps = np.zeros(trajectories, np.int64)
@@ -217,14 +214,8 @@ def _ready(journal: Journal, trajectory: Ints, step: Ints) -> tuple[Floats, Ints
     return ready_s[places.own], context[places.own]
 
 
-def _before(values: Floats, none: float) -> Floats:
-    return np.concatenate(([none], values[:-1])) if len(values) else values
-
-
 def _sum_before(values: Ints, first: Bools) -> Ints:
     """Sum of `values` over earlier items of the same run; runs begin where `first`."""
-    if not len(values):
-        return values
     before = np.concatenate(([0], np.cumsum(values)[:-1]))
     return np.asarray(before - before[np.flatnonzero(first)][np.cumsum(first) - 1], np.int64)
 

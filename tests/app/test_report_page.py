@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from heddle import setup
 from heddle.cluster.config import ClusterConfig
 from heddle.config import PolicyConfig, RunConfig
-from heddle.reports.curves import MAX_POINTS, at_least, completion, under_way
+from heddle.reports.curves import MAX_POINTS, at_least, completion, thin, under_way
 from heddle.reports.page.columns import MAX_TICKS, tick
 from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound
@@ -109,6 +109,13 @@ def test_what_is_under_way_is_counted_at_each_change(intervals: list[list[float]
     for t, count in zip(times.tolist(), counts.tolist(), strict=True):
         assert count == ((begin <= t) & (end > t)).sum()
     assert counts[-1] == 0
+
+
+def test_a_thinned_curve_has_points_of_the_whole_one():
+    begin = np.random.default_rng(3).random(5 * MAX_POINTS).round(4)
+    whole, thinned = (under_way(begin, begin + 0.25, thinned=t) for t in (False, True))
+    assert len(thinned[0]) <= MAX_POINTS < len(whole[0])
+    assert all(map(np.array_equal, thinned, thin(*whole)))
 
 
 def test_curves_keep_their_ends_when_they_are_thinned():

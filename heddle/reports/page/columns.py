@@ -250,6 +250,7 @@ def _fleet(record: Record) -> dict[str, Any]:
 def _curves(record: Record) -> dict[str, Any]:
     """Curves that are drawn over each other for all runs."""
     t, d, steps = record.trajectories, record.dispatches, record.steps
+    arrived_s, finished_s = (t[name] - record.start_s for name in ("arrived_s", "finished_s"))
     begun_s = d.dispatched_s + d.engine_queued_s
     waiting = begun_s > d.runnable_s
     left_s = record.waiting_since_s[~np.isnan(record.waiting_since_s)]
@@ -258,11 +259,7 @@ def _curves(record: Record) -> dict[str, Any]:
     delay_s = steps["queueing_s"] + steps["engine_queued_s"]
     found: Mapping[str, Curve] = {
         "completion": completion(t["arrived_s"], t["finished_s"]),
-        "active": from_zero(
-            under_way(
-                t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s, thinned=True
-            )
-        ),
+        "active": from_zero(under_way(arrived_s, finished_s, thinned=True)),
         "waiting": from_zero(under_way(from_s, until_s, thinned=True)),
         "queueing": at_least(delay_s[~np.isnan(delay_s)]),
     }
