@@ -36,9 +36,6 @@ from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
 from heddle_trace.table import Scripts
 
-SIMULATED = "heddle_sim"
-"""The driver of a run in the simulator, in its manifest."""
-
 BOUND_KEPT_FROM = 20_000
 """Trajectories of a run whose manifest has its bound: it takes less than a hundredth of the run."""
 

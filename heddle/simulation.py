@@ -14,7 +14,8 @@ from heddle.memory import many_objects
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.runs.conditions import load_figures
-from heddle.setup import SIMULATED, RunSetup, prepare
+from heddle.runs.manifest import SIMULATED
+from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
 from heddle_core.events import Event, TrajectoryFinished

@@ -4,7 +4,8 @@ from math import isfinite
 from typing import Any
 
 from heddle.runs import Run
-from heddle.setup import SIMULATED, Workspace, makespan_bound
+from heddle.runs.manifest import SIMULATED
+from heddle.setup import Workspace, makespan_bound
 
 
 def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:

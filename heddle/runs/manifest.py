@@ -8,6 +8,8 @@ from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 from heddle.runs.written_files import WrittenFile
 
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+SIMULATED = "heddle_sim"
+"""The driver of a run in the simulator."""
 
 
 class _FileFacts(TypedDict):

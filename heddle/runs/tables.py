@@ -129,8 +129,8 @@ def _pair(key: Ints, seq: Ints, end_key: Ints, end_seq: Ints, total: int) -> tup
     """
     if not len(end_seq):
         return np.zeros(len(seq), np.int64), np.zeros(len(seq), bool)
-    in_turn = np.array_equal(key, end_key) and bool((seq < end_seq).all())
-    if in_turn and ((key[1:] != key[:-1]) | (end_seq[:-1] < seq[1:])).all():
+    alternate = np.array_equal(key, end_key) and bool((seq < end_seq).all())
+    if alternate and ((key[1:] != key[:-1]) | (end_seq[:-1] < seq[1:])).all():
         return slice(None), np.ones(len(seq), bool)
     width = total + 1
     mine, place = key * width + seq, end_key * width + end_seq
