@@ -36,6 +36,9 @@ from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
 from heddle_trace.table import Scripts
 
+BOUND_KEPT_FROM = 20_000
+"""Trajectories of a run whose manifest has its bound: it takes less than a hundredth of the run."""
+
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
 
@@ -76,6 +79,12 @@ class RunSetup:
     def bound(self) -> Bound:
         """Bound the makespan of the run from below."""
         return makespan_bound(self.workload, self.profiles, self.config.cluster)
+
+    def kept_bound(self) -> Mapping[str, float] | None:
+        """Seconds of `bound`, of a run of many trajectories without drafts; None of any other."""
+        drafts = self.profiles.tables()[0].drafting is not None
+        few = self.workload.trajectories < BOUND_KEPT_FROM
+        return None if few or drafts else self.bound().seconds()
 
     def ideal(self, bound: Bound) -> Ideal:
         """Compute ideal makespans beside `bound`, which is the run's."""

@@ -15,6 +15,7 @@ from heddle.memory import many_objects
 from heddle.policies.errors import policy_errors
 from heddle.runs import RunDirectory, open_run
 from heddle.runs.conditions import load_figures
+from heddle.runs.manifest import SIMULATED
 from heddle.setup import RunSetup, prepare
 from heddle.signals import StopSignals
 from heddle_core.commands import Command
@@ -96,7 +97,7 @@ def simulate(
     """
     setup = run if isinstance(run, RunSetup) else prepare(run)
     check_starts_engines(setup)
-    with opened_run(setup, "heddle_sim", out, config_text=config_text) as opened:
+    with opened_run(setup, SIMULATED, out, config_text=config_text) as opened:
         with many_objects(), policy_errors(setup.policy):
             _simulate(setup, opened.directory.record, on_progress)
         del run, setup  # what the policy has learned takes memory
@@ -182,6 +183,8 @@ def opened_run(
     """
     prices, gpus = run_prices(setup), setup.profiles.pools
     facts = setup.facts(driver, engines)
+    if driver == SIMULATED:
+        facts = replace(facts, bound=setup.kept_bound())
     if command_line is not None:
         facts = replace(facts, command_line=command_line)
     began_s = time.perf_counter()

@@ -30,18 +30,19 @@ def completion(arrived_s: Floats, finished_s: Floats) -> Curve:
     return times, share
 
 
-def under_way(from_s: Floats, until_s: Floats) -> Curve:
+def under_way(from_s: Floats, until_s: Floats, *, thinned: bool = False) -> Curve:
     """Times in seconds, ascending, and how many of the intervals hold each; NaN never ends.
 
-    All that happens at one instant is one point; the curve would else show its order.
+    All that happens at one instant is one point; the curve would else show its order. Thinned
+    points are counted alone.
     """
-    until_s = until_s[~np.isnan(until_s)]
-    times = np.concatenate((from_s, until_s))
-    change = np.concatenate((np.ones(len(from_s)), -np.ones(len(until_s))))
-    order = np.argsort(times, kind="stable")
-    times, count = times[order], np.cumsum(change[order])
-    last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, bool)
-    return times[last], count[last]
+    from_s, until_s = np.sort(from_s), np.sort(until_s[~np.isnan(until_s)])
+    times = np.sort(np.concatenate((from_s, until_s)), kind="stable")  # merges the two
+    times = times[np.append(times[1:] != times[:-1], True)] if len(times) else times
+    if thinned and len(times):
+        (times,) = thin(times)
+    begun, ended = (np.searchsorted(each, times, "right") for each in (from_s, until_s))
+    return times, (begun - ended).astype(np.float64)
 
 
 def from_zero(curve: Curve) -> Curve:
@@ -82,7 +83,19 @@ def time_within(edges: Floats, begin: Floats, end: Floats, weight: Floats | None
 
 def _time_since(edges: Floats, times: Floats, weight: Floats) -> Floats:
     """The sum over `times` of the time from each of them to each edge, if it is past."""
-    at = np.searchsorted(edges, times, side="left")
+    at = _places(edges, times)
     total = np.cumsum(np.bincount(at, weights=weight, minlength=len(edges))[: len(edges)])
     moments = np.cumsum(np.bincount(at, weights=weight * times, minlength=len(edges))[: len(edges)])
     return np.asarray(edges * total - moments, np.float64)
+
+
+def _places(edges: Floats, times: Floats) -> Any:
+    """What `np.searchsorted` gives, at once where edges from 0 on are equally far apart."""
+    last = len(edges) - 1
+    if edges[-1] >= 1e-9:
+        at = np.clip(times * (last / edges[-1]), 0, last).astype(np.int64)
+        at += edges[at] < times
+        around = np.concatenate(([-np.inf], edges, [np.inf]))
+        if ((around[at] < times) & (times <= around[at + 1])).all():
+            return at
+    return np.searchsorted(edges, times)

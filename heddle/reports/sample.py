@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from heddle.runs import Run
+from heddle.runs.arrow_arrays import number_array, numbers_of
+from heddle.runs.journal_columns import smallest
 from heddle.runs.record import Record
 from heddle.runs.tables import Bools, Floats, Ints
 
@@ -57,9 +60,10 @@ class Choice:
     share: float
     """Of all trajectories, to be drawn by their names: the same ones in every run."""
 
-    def draws(self, name: str) -> bool:
-        """Whether a trajectory is one of those drawn at random."""
-        return crc32(name.encode(errors="surrogatepass")) < self.share * 2**32
+    def draws(self, names: Sequence[str]) -> Bools:
+        """Whether each trajectory is one of those drawn at random."""
+        hashes = (crc32(name.encode(errors="surrogatepass")) for name in names)
+        return np.fromiter(hashes, np.int64, len(names)) < self.share * 2**32
 
 
 def choose(runs: Sequence[Run], most: int) -> Choice | None:
@@ -70,10 +74,11 @@ def choose(runs: Sequence[Run], most: int) -> Choice | None:
     found = []
     for run in finished:
         table = run.trajectories
-        ends, steps = (np.asarray(table.column(c), np.float64) for c in ("finished_s", "steps"))
+        both: Any = [table.column(c).combine_chunks() for c in ("finished_s", "steps")]
+        ends, steps = (np.asarray(numbers_of(c, np.nan), np.float64) for c in both)
         last = _last(ends, steps, most // len(finished))
-        names = [str(name) for name in table.column("trajectory").take(last).to_pylist()]
-        found.append(Choice(dict.fromkeys(names), len(last), _share(steps, most)))
+        names = table.column("trajectory").take(number_array(last)).to_pylist()
+        found.append(Choice(dict.fromkeys(map(str, names)), len(last), _share(steps, most)))
     return Choice(
         last={name: None for choice in found for name in choice.last},
         each=max(choice.each for choice in found),
@@ -101,7 +106,7 @@ def sample(record: Record, choice: Choice | None, most: int) -> Sample:
     own = _last(ends, count, most)
     if choice is None:
         choice = Choice({names[place]: None for place in own}, len(own), _share(count, most))
-    at_random = np.fromiter(map(choice.draws, names), np.bool_, len(names))
+    at_random = choice.draws(names)
     chosen = at_random | np.fromiter((name in choice.last for name in names), np.bool_, len(names))
     chosen[own] = True
     whole = _whole_engines(record, count, chosen, order, most)
@@ -156,7 +161,7 @@ def _whole_engines(
     """Engines whose trajectories fit as well; adds these to `chosen`."""
     d, codes = record.dispatches, record.engines["engine"]
     left = most - int(count[chosen].sum())
-    by_engine = np.argsort(d.engine, kind="stable")
+    by_engine = np.argsort(d.engine.astype(smallest(d.engine)), kind="stable")
     begin, end = (np.searchsorted(d.engine[by_engine], codes, side) for side in ("left", "right"))
     whole: list[int] = []
     for engine in islice(order, MAX_ENGINES):

@@ -32,7 +32,7 @@ def numbers_of(column: Any, none: float) -> np.ndarray[Any, Any]:
 
     def bits_of(buffer: Any) -> np.ndarray[Any, Any]:
         bits = np.unpackbits(np.frombuffer(buffer, np.uint8), count=end, bitorder="little")
-        return bits[column.offset :].astype(bool)
+        return bits[column.offset :].view(bool)
 
     if column.type == pa.bool_():
         values = bits_of(data)

@@ -21,7 +21,7 @@ taken from chords and stay lower bounds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import numpy as np
@@ -53,6 +53,9 @@ class Bound:
     """Tool seconds over the tool capacity; 0 when tools are not limited."""
     multipliers: Multipliers
     """Of the GPU budget of each class, at which `capacity_s` is largest."""
+
+    def seconds(self) -> dict[str, float]:
+        return {name: value for name, value in asdict(self).items() if name.endswith("_s")}
 
 
 def lower_bound(

@@ -28,7 +28,7 @@ from heddle.runs.files import RunError
 from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer, of_growing_words
 from heddle.runs.journal_columns import Journal, JournalReader, all_columns
 from heddle.runs.journal_entries import decode, from_text
-from heddle.runs.journal_file import JournalFile, journal_batches, read_journal, stream_of
+from heddle.runs.journal_file import JournalFile, journal_batches, stream_of
 from heddle.runs.manifest import ManifestFields, Status, why_unfinished
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
@@ -69,6 +69,8 @@ class RunFacts:
     """Of a run on engines: engines, machine, notes for the user. Of a GPU class: how derived."""
     loop: Mapping[str, Any] | None = None
     """Of an RL loop: its regime, and its configuration beside the rollouts'."""
+    bound: Mapping[str, float] | None = None
+    """Seconds of the makespan's lower bounds (`heddle.runs.bound`), where they are kept."""
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
@@ -255,6 +257,7 @@ def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) 
         "driver": facts.driver,
         "world": facts.world,
         "loop": facts.loop,
+        "bound": facts.bound,
         "policy": config.policy.preset,
         "seed": config.seed,
         "oracle": facts.oracle,
@@ -342,17 +345,13 @@ class Run:
         numbers = ("arrived_s", "finished_s", "steps")
         return files.read_table(self.path / files.TRAJECTORIES, ("trajectory",), numbers=numbers)
 
-    @property
-    def journal(self) -> pa.Table:
-        """One row per event or command; up to where it broke off, when the run did not finish."""
-        return read_journal(self.path, whole=self.status == "finished")
-
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The journal in parts: that of a large run takes ten times its columns in memory."""
+        """The journal in parts, one row per event or command; up to where it broke off, when the
+        run did not finish. That of a large run takes ten times its columns in memory."""
         return journal_batches(self.path, whole=self.status == "finished")
 
     def columns(self) -> Journal:
-        """The columns of each event and command in the journal."""
+        """The columns of each event and command in the journal that figures are made from."""
         return all_columns(self.batches())
 
     def entries(self) -> Iterator[Entry]:

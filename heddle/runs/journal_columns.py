@@ -34,7 +34,7 @@ class Column:
 
     def add(self, values: Any) -> None:
         count = self._count + len(values)
-        dtype = np.promote_types(self._values.dtype, _smallest(values))
+        dtype = np.promote_types(self._values.dtype, smallest(values))
         if dtype != self._values.dtype or count > len(self._values):
             larger = _pages(max(count, 2 * len(self._values)), dtype)
             larger[: self._count] = self.array()
@@ -50,8 +50,8 @@ class Column:
 _INTEGERS = ((np.int8, 1 << 7), (np.int16, 1 << 15), (np.int32, 1 << 31))
 
 
-def _smallest(values: Any) -> Any:
-    """Return the smallest type that holds these integers; of other values, their own."""
+def smallest(values: Any) -> Any:
+    """The smallest type that holds these integers, which sorts sooner; of other values, theirs."""
     if values.dtype.kind == "i" and len(values):
         least, most = int(values.min()), int(values.max())
         for dtype, limit in _INTEGERS:
@@ -184,27 +184,27 @@ def _columns_of(name: str) -> Sequence[str]:
 
 
 def all_columns(batches: Iterable[pa.RecordBatch]) -> Journal:
-    """Return all columns of a journal, whose words only grow from batch to batch.
+    """Return the columns of all classes, of a journal whose words only grow from batch to batch.
 
     Raises:
         RunError: as `JournalReader`.
     """
-    reader = JournalReader(layouts(), leave_out=())
+    reader = JournalReader(layouts())
     for batch in batches:
         reader.add(batch)
     return reader.journal()
 
 
 _UNMEASURED = ("priority", "max_tokens", "estimate", "remaining_tokens")
+"""No figure is made from these columns; a large journal has many such values."""
 
 
 class JournalReader:
     """Takes the batches of a journal, whose words only grow; keeps the classes that are named."""
 
-    def __init__(self, names: Collection[str], *, leave_out: Sequence[str] = _UNMEASURED) -> None:
-        """No figure is made from the columns `leave_out`; a large journal has many such values."""
+    def __init__(self, names: Collection[str]) -> None:
         self._found = {
-            name: {column: Column() for column in _columns_of(name) if column not in leave_out}
+            name: {column: Column() for column in _columns_of(name) if column not in _UNMEASURED}
             for name in names
         }
         self._rows = 0
@@ -219,7 +219,7 @@ class JournalReader:
         if not batch.num_rows:
             return
         names, codes = _words(batch, "name"), _values(batch.column("name"))
-        order = np.argsort(codes, kind="stable")
+        order = np.argsort(codes.astype(np.min_scalar_type(len(names))), kind="stable")
         ends = np.cumsum(np.bincount(codes, minlength=len(names))).tolist()
         whole: dict[str, Any] = {"seq": np.arange(self._rows, self._rows + batch.num_rows)}
         for name, start, end in zip(names, [0, *ends[:-1]], ends, strict=True):

@@ -22,6 +22,8 @@ MAGIC = b"ARROW1\0\0"
 """Begins an Arrow IPC file; what follows, up to the footer, is a stream."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 """Ends a stream that was closed."""
+_ALONE = pa.ipc.IpcReadOptions(use_threads=False)
+"""To begin threads takes longer than to unpack the columns of a batch."""
 
 
 class JournalFile:
@@ -83,15 +85,10 @@ def journal_batches(folder: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
         raise RunError(f"{path}: damaged: {wrong}; copy it again, or run it again")
 
 
-def read_journal(folder: Path, *, whole: bool) -> pa.Table:
-    """Read all of `journal_batches` at once."""
-    return _table(list(journal_batches(folder, whole=whole)))
-
-
 def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
     with files.opened(path) as file:
         try:
-            reader = pa.ipc.open_file(file)
+            reader = pa.ipc.open_file(file, options=_ALONE)
         except pa.ArrowInvalid:
             with path.open("rb") as found:
                 ours = MAGIC.startswith(found.read(len(MAGIC)))
@@ -104,12 +101,9 @@ def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
                 yield reader.get_batch(number)
             return
     # In a stream, dictionaries grow from each batch on, or are replaced.
-    found_batches = list(stream_of(path, whole=whole))
-    yield from _table(found_batches).unify_dictionaries().to_batches()
-
-
-def _table(batches: list[pa.RecordBatch]) -> pa.Table:
-    return pa.Table.from_batches(batches, batches[0].schema if batches else schema())
+    parts = list(stream_of(path, whole=whole))
+    table = pa.Table.from_batches(parts, parts[0].schema if parts else schema())
+    yield from table.unify_dictionaries().to_batches()
 
 
 def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
@@ -122,7 +116,7 @@ def stream_of(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
         name: Any = os.fsencode(path)
         with pa.OSFile(name, "rb") as file:  # not mapped: pages read count as memory in use
             file.seek(len(MAGIC))
-            with pa.ipc.open_stream(file) as stream:
+            with pa.ipc.open_stream(file, options=_ALONE) as stream:
                 yield from stream
     except (pa.ArrowInvalid, OSError, EOFError):
         if whole:

@@ -8,6 +8,8 @@ from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 from heddle.runs.written_files import WrittenFile
 
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+SIMULATED = "heddle_sim"
+"""The driver of a run in the simulator."""
 
 
 class _FileFacts(TypedDict):
@@ -33,6 +35,7 @@ class ManifestFields(TypedDict):
     pid: int
     predictor_model: NotRequired[_FileFacts | None]
     loop: NotRequired[_LoopFacts | None]
+    bound: NotRequired[dict[str, float] | None]
     files: NotRequired[dict[str, WrittenFile]]
 
 

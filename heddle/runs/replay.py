@@ -68,8 +68,9 @@ def replay(
     check_allowed(run, allow_policies)
     run.verify()
     entries = commands = 0
-    # Commands have a cause, events have none.
-    total = sum(batch.column("cause").null_count for batch in run.batches())
+    total = 0
+    if on_progress is not None:  # commands have a cause, events have none
+        total = sum(batch.column("cause").null_count for batch in run.batches())
 
     def counted() -> Iterator[Entry]:
         nonlocal entries, commands

@@ -66,44 +66,45 @@ class Dispatches:
 
 def dispatches(journal: Journal) -> Dispatches:
     """Join each dispatch with the event that ended it."""
-    begun, ends = journal.of("Dispatch"), journal.of("StepFinished", "StepPreempted")
-    steps, end_steps = begun.ints("step"), ends.ints("step")
-    span = int(max(steps.max(initial=0), end_steps.max(initial=0))) + 1
-    key = begun.codes("trajectory") * span + steps
-    order = np.argsort(key, kind="stable")
-    seq, key = begun.seq[order], key[order]
-    end, found = _pair(
-        seq, key, ends.seq, ends.codes("trajectory") * span + end_steps, journal.rows
-    )
+    begun = _by_step(journal.of("Dispatch"))
+    ends = _by_step(journal.of("StepFinished", "StepPreempted"))
+    trajectory, step, seq = begun.codes("trajectory"), begun.ints("step"), begun.seq
+    end_step = ends.ints("step")
+    span = int(max(step.max(initial=0), end_step.max(initial=0))) + 1
+    end_key = ends.codes("trajectory") * span + end_step
+    end, found = _pair(trajectory * span + step, seq, end_key, ends.seq, journal.rows)
 
     def of_end(values: Any, none: float) -> Any:
-        return np.where(found, values[end], none) if len(values) else np.full(len(end), none)
+        if found.all():
+            return values[end]
+        return np.where(found, values[end], none) if len(values) else np.full(len(found), none)
 
-    first = np.ones(len(key), bool)
-    first[1:] = key[1:] != key[:-1]
+    first = np.ones(len(step), bool)
+    first[1:] = (step[1:] != step[:-1]) | (trajectory[1:] != trajectory[:-1])
     ended_s = of_end(ends.floats("time_s"), NEVER)
     output = of_end(ends.ints("output_tokens"), 0)
     reason = of_end(ends.codes("reason"), -1)
     # Only a step that ended by itself has a reason.
     finished = found & (reason >= 0)
-    engine = begun.codes("engine")[order]
-    trajectory, step = key // span, key % span
+    engine = begun.codes("engine")
     lost = _lost_to_failures(journal, seq, trajectory, engine, found, ended_s, output)
     _end_with_trajectories(journal, trajectory, ended_s)
-    runnable_s, context = _ready(journal, trajectory, step, span)
-    runnable_s = np.where(first, runnable_s, _before(ended_s, NEVER))
+    runnable_s, context = _ready(journal, trajectory, step)
+    if not first.all():
+        runnable_s = np.where(first, runnable_s, np.append(NEVER, ended_s[:-1]))
+        context = context + _sum_before(output, first)
     return Dispatches(
         trajectory=trajectory,
         step=step,
         engine=engine,
-        dispatched_s=begun.floats("time_s")[order],
+        dispatched_s=begun.floats("time_s"),
         runnable_s=runnable_s,
         ended_s=ended_s,
         first=first,
         finished=finished,
         preempted=found & ~finished,
         lost=lost,
-        context_tokens=context + _sum_before(output, first),
+        context_tokens=context,
         output_tokens=output,
         cached_tokens=of_end(ends.ints("cached_tokens"), 0),
         recomputes=of_end(ends.ints("recomputes"), 0),
@@ -114,22 +115,30 @@ def dispatches(journal: Journal) -> Dispatches:
     )
 
 
-def _pair(seq: Ints, key: Ints, end_seq: Ints, end_key: Ints, total: int) -> tuple[Ints, Bools]:
+def _by_step(rows: Rows) -> Rows:
+    """Rows by trajectory and step, and those of one step in order. Numpy sorts 16 bits by radix."""
+    trajectory = rows.codes("trajectory")
+    halves = trajectory.astype(np.uint16), (trajectory >> 16).astype(np.uint16)
+    return rows.part(np.lexsort((rows.column("step"), *halves)))
+
+
+def _pair(key: Ints, seq: Ints, end_key: Ints, end_seq: Ints, total: int) -> tuple[Any, Bools]:
     """For each dispatch the first end of the same step before its next dispatch, if there is one.
 
-    Dispatches are in order of `key` and `seq`, ends in order of `end_seq`.
+    Both are in order of key, one for each step, and of `seq`, which is below `total`.
     """
     if not len(end_seq):
         return np.zeros(len(seq), np.int64), np.zeros(len(seq), bool)
+    alternate = np.array_equal(key, end_key) and bool((seq < end_seq).all())
+    if alternate and ((key[1:] != key[:-1]) | (end_seq[:-1] < seq[1:])).all():
+        return slice(None), np.ones(len(seq), bool)
     width = total + 1
-    order = np.argsort(end_key, kind="stable")
-    place = (end_key * width + end_seq)[order]
-    mine = key * width + seq
+    mine, place = key * width + seq, end_key * width + end_seq
     limit = (key + 1) * width
     limit[:-1] = np.minimum(limit[:-1], mine[1:])
     at = np.searchsorted(place, mine)
     safe = np.minimum(at, len(place) - 1)
-    return order[safe], (at < len(place)) & (place[safe] < limit)
+    return safe, (at < len(place)) & (place[safe] < limit)
 
 
 def _end_with_trajectories(journal: Journal, trajectory: Ints, ended_s: Floats) -> None:
@@ -174,43 +183,51 @@ def _lost_to_failures(
     return lost
 
 
-def _ready(journal: Journal, trajectory: Ints, step: Ints, span: int) -> tuple[Floats, Ints]:
+class _Places:
+    """A place for each step up to the last of its trajectory, of sorted ones; one for others."""
+
+    def __init__(self, trajectories: int, trajectory: Ints, step: Ints) -> None:
+        self._steps = np.zeros(trajectories, np.int64)
+        self._steps[trajectory] = step + 1  # the last of each counts
+        self._begin = np.cumsum(self._steps) - self._steps
+        self.count = int(self._steps.sum()) + 1
+        self.own = self._begin[trajectory] + step
+        """Those of the steps that it is made of."""
+
+    def of(self, trajectory: Ints, step: Ints) -> Ints:
+        place = self._begin[trajectory] + step
+        place[step >= self._steps[trajectory]] = self.count - 1
+        return place
+
+
+def _ready(journal: Journal, trajectory: Ints, step: Ints) -> tuple[Floats, Ints]:
     """When each (trajectory, step) became runnable, and the tokens of its prompt then."""
-    ready_s = np.full(len(journal.trajectories) * span + 1, NEVER)
-    context = np.zeros(len(ready_s), np.int64)
-    arrived = journal.of("TrajectoryArrived")
-    place = arrived.codes("trajectory") * span
+    places = _Places(len(journal.trajectories), trajectory, step)
+    ready_s, context = np.full(places.count, NEVER), np.zeros(places.count, np.int64)
+    arrived, returned = journal.of("TrajectoryArrived"), journal.of("ToolReturned")
+    place = places.of(arrived.codes("trajectory"), np.zeros(len(arrived), np.int64))
     ready_s[place] = arrived.floats("time_s")
     context[place] = arrived.ints("prompt_tokens")
-    returned = journal.of("ToolReturned")
-    step_after = returned.ints("step") + 1
-    place = returned.codes("trajectory") * span + step_after
-    place = np.where(step_after < span, place, len(ready_s) - 1)  # returned, never dispatched again
+    place = places.of(returned.codes("trajectory"), returned.ints("step") + 1)
     ready_s[place] = returned.floats("time_s")
     context[place] = returned.ints("context_tokens")
-    mine = trajectory * span + step
-    return ready_s[mine], context[mine]
-
-
-def _before(values: Floats, none: float) -> Floats:
-    return np.concatenate(([none], values[:-1])) if len(values) else values
+    return ready_s[places.own], context[places.own]
 
 
 def _sum_before(values: Ints, first: Bools) -> Ints:
     """Sum of `values` over earlier items of the same run; runs begin where `first`."""
-    if not len(values):
-        return values
     before = np.concatenate(([0], np.cumsum(values)[:-1]))
     return np.asarray(before - before[np.flatnonzero(first)][np.cumsum(first) - 1], np.int64)
 
 
 def step_columns(journal: Journal, d: Dispatches) -> Columns:
-    """One item per step that was dispatched, ordered by (arrival, step)."""
-    start = np.flatnonzero(d.first)
-    last = np.append(start[1:], len(d.first)) - 1 if len(start) else start
+    """One item per step that was dispatched, ordered by (arrival, step); may be those of `d`."""
+    once = bool(d.first.all())
+    start: Any = slice(None) if once else np.flatnonzero(d.first)
+    last: Any = start if once else np.append(start[1:], len(d.first)) - 1
 
     def total(values: Any) -> Any:
-        return np.add.reduceat(values, start) if len(start) else values[:0]
+        return values if once else np.add.reduceat(values, start)
 
     tool = _tools(journal, d.trajectory[start], d.step[start])
     return {
@@ -240,25 +257,23 @@ def step_columns(journal: Journal, d: Dispatches) -> Columns:
 def _tools(journal: Journal, trajectory: Ints, step: Ints) -> Columns:
     """Tool, seconds and added tokens of each step; a last tool ends with its trajectory."""
     started, returned = journal.of("ToolStarted"), journal.of("ToolReturned")
-    started_step = started.ints("step")
-    span = int(max(step.max(initial=0), started_step.max(initial=0))) + 1
-    size = len(journal.trajectories) * span
-    began_s, ended_s = np.full(size, NEVER), np.full(size, NEVER)
-    name, added = np.full(size, -1, np.int64), np.zeros(size, np.int64)
+    places = _Places(len(journal.trajectories), trajectory, step)
+    began_s, ended_s = np.full(places.count, NEVER), np.full(places.count, NEVER)
+    name, added = np.full(places.count, -1, np.int64), np.zeros(places.count, np.int64)
     owner = started.codes("trajectory")
-    place = owner * span + started_step
+    place = places.of(owner, started.ints("step"))
     began_s[place] = started.floats("time_s")
     name[place] = started.codes("tool")
     finished = journal.of("TrajectoryFinished")
     closed_s = np.full(len(journal.trajectories), NEVER)
     closed_s[finished.codes("trajectory")] = finished.floats("time_s")
     ended_s[place] = closed_s[owner]
-    place = returned.codes("trajectory") * span + returned.ints("step")
+    place = places.of(returned.codes("trajectory"), returned.ints("step"))
     ended_s[place] = returned.floats("time_s")
     added[place] = returned.ints("observation_tokens")
-    mine = trajectory * span + step
-    tool_s = np.nan_to_num(ended_s - began_s, nan=0.0)[mine]
-    return {"tool": name[mine], "tool_s": tool_s, "observation_tokens": added[mine]}
+    own = places.own
+    tool_s = np.nan_to_num((ended_s - began_s)[own], nan=0.0)
+    return {"tool": name[own], "tool_s": tool_s, "observation_tokens": added[own]}
 
 
 def trajectory_columns(journal: Journal, steps: Columns) -> Columns:

@@ -592,7 +592,7 @@ def test_a_damaged_row_is_named(
     heddle: Heddle, trace: Path, column: str, value: object, said: str | None
 ):
     run = run_of(heddle(*ONE_RUN, trace, "--json", *CLUSTER))["run"]
-    table = load_run(run).journal
+    table = pa.Table.from_batches(load_run(run).batches())
     kinds, names = table.column("kind").to_pylist(), table.column("name").to_pylist()
     if column == "payload":
         row = next(i for i, n in enumerate(names) if n == "StartEngine")
@@ -627,7 +627,7 @@ def test_a_file_of_a_run_that_lacks_something_is_named(
         del manifest["policy"]
         path.write_text(json.dumps(manifest))
     elif file == "steps.parquet":
-        pq.write_table(load_run(run).journal, path)
+        pq.write_table(pa.Table.from_batches(load_run(run).batches()), path)
     else:
         feather.write_feather(load_run(run).steps, path)
     assert said in refused("report", run)

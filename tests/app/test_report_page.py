@@ -3,10 +3,12 @@
 import errno
 import html
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle.reports.curves import MAX_POINTS, at_least, completion, under_way
+from heddle import setup
+from heddle.cluster.config import ClusterConfig
+from heddle.config import PolicyConfig, RunConfig
+from heddle.reports.curves import MAX_POINTS, at_least, completion, thin, under_way
 from heddle.reports.page.columns import MAX_TICKS, tick
 from heddle.reports.page.html import page
 from heddle.reports.run_bounds import run_bound
 from heddle.runs import load_run
 from heddle.runs.record import MOMENT_S, record, slots
+from heddle.simulation import simulate
 from heddle_core.commands import Migrate
 from heddle_core.events import MigrationFinished, RolloutStarted, ToolReturned
 from heddle_core.ids import EngineId, RolloutId, TrajectoryId
@@ -103,6 +109,13 @@ def test_what_is_under_way_is_counted_at_each_change(intervals: list[list[float]
     for t, count in zip(times.tolist(), counts.tolist(), strict=True):
         assert count == ((begin <= t) & (end > t)).sum()
     assert counts[-1] == 0
+
+
+def test_a_thinned_curve_has_points_of_the_whole_one():
+    begin = np.random.default_rng(3).random(5 * MAX_POINTS).round(4)
+    whole, thinned = (under_way(begin, begin + 0.25, thinned=t) for t in (False, True))
+    assert len(thinned[0]) <= MAX_POINTS < len(whole[0])
+    assert all(map(np.array_equal, thinned, thin(*whole)))
 
 
 def test_curves_keep_their_ends_when_they_are_thinned():
@@ -254,6 +267,25 @@ def test_a_bound_needs_the_trace_that_was_replayed(heddle: Heddle, trace: Path):
     assert bound() == {"why": f"{trace} is no longer the trace that was replayed"}
     trace.unlink()
     assert bound()["why"].startswith("the trace or its profile cannot be read: ")
+
+
+def test_a_bound_in_the_manifest_needs_no_trace(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = ClusterConfig(model="qwen3-8b", gpus=2, max_running=2)
+    config = RunConfig(trace=str(trace), cluster=cluster, policy=PolicyConfig(preset="verl"))
+    older = load_run(simulate(config, out=tmp_path).path)
+    monkeypatch.setattr(setup, "BOUND_KEPT_FROM", 1)
+    run = load_run(simulate(config, out=tmp_path).path)
+    drafts = replace(config, cluster=replace(cluster, speculation="eagle3:4:0"))
+    assert load_run(simulate(drafts, out=tmp_path).path).manifest["bound"] is None
+    assert older.manifest["bound"] is None
+    assert run.manifest["bound"] == run_bound(run) == run_bound(older)
+    trace.unlink()
+    assert run_bound(run)["makespan_s"] > 0
+    assert run_bound(older)["why"].startswith("the trace or its profile cannot be read: ")
+    manifest = {**run.manifest, "bound": {**run.manifest["bound"], "solo_s": math.nan}}
+    assert "cannot be read" in run_bound(replace(run, manifest=manifest))["why"]
 
 
 def test_a_run_on_real_engines_names_them(heddle: Heddle, trace: Path):

@@ -15,9 +15,9 @@ from heddle.reports.page import columns, html, overall
 from heddle.reports.perfetto import trace_events
 from heddle.reports.run_bounds import run_bound
 from heddle.reports.sample import choose, sample_engines
-from heddle.runs import directory
+from heddle.runs import Run, journal_file
 from heddle.runs.record import Record, record
-from heddle.runs.replay import replay
+from heddle.runs.replay import EVERY, replay
 from tests.app.browser import Page
 from tests.app.reported import Made, by_hand, made, unpacked
 from tests.app.test_metrics import story
@@ -53,22 +53,37 @@ def records(wide: Made) -> list[Record]:
 
 
 def test_no_journal_is_read_as_a_whole(wide: Made, monkeypatch: pytest.MonkeyPatch):
-    def all_at_once(folder: Path, *, whole: bool) -> None:
+    def all_at_once(path: Path, *, whole: bool) -> None:
         pytest.fail("a journal may be larger than memory")
 
-    monkeypatch.setattr(directory, "read_journal", all_at_once)
+    monkeypatch.setattr(journal_file, "stream_of", all_at_once)
     assert len(html.page(wide.runs, run_bound)) > 10_000
     assert figures.running_by_engine(wide.runs[0])[1] > 0.0
     assert replay(wide.runs[0]).divergence is None
 
 
+def test_a_replay_counts_events_only_to_say_how_far_it_is(
+    wide: Made, monkeypatch: pytest.MonkeyPatch
+):
+    reads, said = list[Run](), list[tuple[int, int]]()
+    batches = Run.batches
+    monkeypatch.setattr(Run, "batches", lambda run: reads.append(run) or batches(run))
+    found = replay(wide.runs[0])
+    assert len(reads) == 1
+    replay(wide.runs[0], lambda done, total: said.append((done, total)))
+    assert len(reads) == 3
+    assert said[-1] == (found.entries // EVERY * EVERY, found.entries)
+
+
 def test_slots_on_drawn_engines_are_those_of_all_dispatches(records: list[Record], limits: None):
     for each in records:
         shown = sample.sample(each, None, MOST)
-        there = np.isin(each.dispatches.engine, each.engines["engine"][shown.engines])
+        drawn = each.engines["engine"][shown.engines]
+        own = shown.trajectories[each.dispatches.trajectory]
+        there = np.isin(each.dispatches.engine[own], drawn)
         assert 0 < there.sum() < len(there)
-        found = columns._slots(each, shown)
-        assert np.array_equal(found[there], each.slot[there])
+        found = columns._slots(each.dispatches.part(own), drawn)
+        assert np.array_equal(found[there], each.slot[own][there])
         assert not found[~there].any()
 
 

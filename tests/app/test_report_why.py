@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from heddle.cluster.config import ClusterConfig
 from heddle.comparison.estimates import estimate
 from heddle.config import PolicyConfig, RunConfig
+from heddle.reports import curves
 from heddle.reports.curves import time_within
 from heddle.reports.labels import labels
 from heddle.reports.page.html import page
@@ -68,6 +69,16 @@ def test_time_within_intervals_is_their_weighted_length_before_each_edge(
     edges = np.linspace(0.0, 50.0, 23)
     truth = [(weight * np.maximum(np.minimum(end, t) - begin, 0.0)).sum() for t in edges]
     assert time_within(edges, begin, end, weight) == pytest.approx(truth, abs=1e-6)
+
+
+@given(WEIGHTED, st.lists(st.floats(-9.0, 99.0), min_size=1, max_size=9), st.booleans())
+def test_times_are_put_between_edges_as_a_search_finds_them(
+    intervals: list[tuple[float, float, float]], others: list[float], even: bool
+):
+    times = np.array(intervals)[:, :2].ravel()
+    edges = np.linspace(0.0, 50.0, 23) if even else np.unique(np.append(0.0, np.abs(others)))
+    times = np.concatenate((times, edges, others, np.nextafter(edges, 99.0), [np.inf]))
+    assert np.array_equal(curves._places(edges, times), np.searchsorted(edges, times))
 
 
 def test_the_parts_of_the_last_trajectory_add_up_to_the_makespan(small: Made):

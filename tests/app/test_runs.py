@@ -237,7 +237,7 @@ def test_a_journal_cut_off_anywhere_gives_its_whole_chunks(
     rows = {}
     for size in reversed(sizes):
         os.truncate(journal, size)
-        rows[size] = loaded.journal.num_rows
+        rows[size] = sum(batch.num_rows for batch in loaded.batches())
     chunks = sorted(set(rows.values()))
     assert [rows[size] for size in sizes] == sorted(rows.values())
     assert len(chunks) == 4
@@ -258,10 +258,10 @@ def test_a_finished_run_with_a_journal_that_was_cut_off_is_damaged(tmp_path: Pat
     for size in (0, 7, 8, len(text) // 2, len(text) - 1):
         journal.write_bytes(text[:size])
         with pytest.raises(RunError, match=r"events\.arrow: damaged"):
-            _ = load_run(run.path).journal
+            list(load_run(run.path).batches())
     journal.unlink()
     with pytest.raises(RunError, match=r"events\.arrow: no such file"):
-        _ = load_run(run.path).journal
+        list(load_run(run.path).batches())
 
 
 @pytest.mark.parametrize(
@@ -282,20 +282,20 @@ def test_a_journal_with_a_value_that_no_run_writes_is_damaged(
     """As a bit that flips on a disk leaves it: Arrow files have no checksums."""
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
-    rows = load_run(run.path).journal.to_pylist()
+    rows = pa.Table.from_batches(load_run(run.path).batches()).to_pylist()
     for row in rows:
         row[column] = value if row["step"] is not None or column == "payload" else row[column]
     at = schema().get_field_index(column)
     types = schema().set(at, pa.field(column, pa.string())) if value == "x" else schema()
     _rewritten(unlisted(run.path), pa.Table.from_pylist(rows, types))
     with pytest.raises(RunError, match=f"events.arrow: damaged: {said}"):
-        _ = load_run(run.path).journal
+        list(load_run(run.path).batches())
 
 
 def test_codes_of_a_journal_that_stand_for_no_word_are_damaged(tmp_path: Path):
     with filled(tmp_path / "runs", story()) as run:
         run.finish()
-    table = load_run(run.path).journal.combine_chunks()
+    table = pa.Table.from_batches(load_run(run.path).batches()).combine_chunks()
     names: Any = table.column("name").chunk(0)
     codes = pa.array([len(names.dictionary)] * len(table), pa.int32())
     wrong = pa.DictionaryArray.from_arrays(codes, names.dictionary, safe=False)
@@ -303,7 +303,7 @@ def test_codes_of_a_journal_that_stand_for_no_word_are_damaged(tmp_path: Path):
         unlisted(run.path), table.set_column(table.schema.get_field_index("name"), "name", wrong)
     )
     with pytest.raises(RunError, match=r"events\.arrow: damaged: .* out of bounds"):
-        _ = load_run(run.path).journal
+        list(load_run(run.path).batches())
 
 
 def test_another_file_in_the_place_of_an_unfinished_journal_is_damaged(tmp_path: Path):
@@ -315,7 +315,7 @@ def test_another_file_in_the_place_of_an_unfinished_journal_is_damaged(tmp_path:
     for content in (whole, whole[:-20], b"no journal" * 9):
         (run.path / "events.arrow").write_bytes(content)
         with pytest.raises(RunError, match=r"events\.arrow: damaged: (it has no|Not an Arrow)"):
-            _ = load_run(run.path, unfinished=True).journal
+            list(load_run(run.path, unfinished=True).batches())
 
 
 def test_a_row_of_a_trajectory_that_never_arrived_is_damage():
@@ -405,7 +405,7 @@ def test_words_of_a_journal_grow_chunk_by_chunk(tmp_path: Path, monkeypatch: pyt
     run = filled(tmp_path / "runs", numbered(*entries))
     loaded = load_run(run.path, unfinished=True)
     assert list(loaded.entries()) == numbered(*entries)[:98]
-    chunks: list[Any] = loaded.journal.column("trajectory").chunks
+    chunks: list[Any] = [batch.column("trajectory") for batch in loaded.batches()]
     words = [chunk.dictionary for chunk in chunks]
     assert all(each.equals(words[0]) for each in words)
     run._close_journal()
@@ -457,7 +457,7 @@ def test_a_run_without_end_forgets_words_and_reads_as_any_other(
     for damaged in (whole[:-8] + bytes(8), whole[:2000] + bytes(500) + whole[2500:]):
         journal.write_bytes(damaged)
         with pytest.raises(RunError, match="damaged"):
-            _ = load_run(run.path).journal
+            list(load_run(run.path).batches())
 
 
 def test_a_dead_process_is_distinguished_from_a_running_one(tmp_path: Path):

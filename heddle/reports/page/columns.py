@@ -16,7 +16,7 @@ from heddle.reports.page.overall import activity, lengths, plan
 from heddle.reports.page.training import training, training_columns
 from heddle.reports.sample import Sample
 from heddle.runs.record import Record, slots
-from heddle.runs.tables import Floats, Ints
+from heddle.runs.tables import Dispatches, Floats, Ints
 
 TICK_S = 1e-4
 MAX_TICKS = 2**32 - 2
@@ -131,7 +131,7 @@ def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[
         "trajectory": _row(shown)[d.trajectory],
         "step": d.step.astype(np.uint16),
         "engine": place[d.engine].astype(np.uint16),
-        "slot": _slots(record, shown)[own].astype(np.uint16),
+        "slot": _slots(d, record.engines["engine"][shown.engines]).astype(np.uint16),
         "runnable": ticks(d.runnable_s),
         "dispatched": ticks(d.dispatched_s),
         "ended": ticks(np.where(np.isnan(d.ended_s), record.end_s, d.ended_s)),
@@ -146,10 +146,9 @@ def _dispatches(record: Record, shown: Sample, ticks: Any, place: Ints) -> dict[
     }
 
 
-def _slots(record: Record, shown: Sample) -> Ints:
-    """The slots of dispatches on engines that are drawn, where all that ran is shown."""
-    d = record.dispatches
-    there = np.flatnonzero(np.isin(d.engine, record.engines["engine"][shown.engines]))
+def _slots(d: Dispatches, drawn: Ints) -> Ints:
+    """The slots of dispatches on engines that are drawn, of which all that ran is shown."""
+    there = np.flatnonzero(np.isin(d.engine, drawn))
     found = np.zeros(len(d.engine), np.int64)
     found[there] = slots(d.engine[there], d.dispatched_s[there], d.ended_s[there])
     return found
@@ -251,6 +250,7 @@ def _fleet(record: Record) -> dict[str, Any]:
 def _curves(record: Record) -> dict[str, Any]:
     """Curves that are drawn over each other for all runs."""
     t, d, steps = record.trajectories, record.dispatches, record.steps
+    arrived_s, finished_s = (t[name] - record.start_s for name in ("arrived_s", "finished_s"))
     begun_s = d.dispatched_s + d.engine_queued_s
     waiting = begun_s > d.runnable_s
     left_s = record.waiting_since_s[~np.isnan(record.waiting_since_s)]
@@ -259,10 +259,8 @@ def _curves(record: Record) -> dict[str, Any]:
     delay_s = steps["queueing_s"] + steps["engine_queued_s"]
     found: Mapping[str, Curve] = {
         "completion": completion(t["arrived_s"], t["finished_s"]),
-        "active": from_zero(
-            under_way(t["arrived_s"] - record.start_s, t["finished_s"] - record.start_s)
-        ),
-        "waiting": from_zero(under_way(from_s, until_s)),
+        "active": from_zero(under_way(arrived_s, finished_s, thinned=True)),
+        "waiting": from_zero(under_way(from_s, until_s, thinned=True)),
         "queueing": at_least(delay_s[~np.isnan(delay_s)]),
     }
     return {

@@ -16,7 +16,7 @@ from heddle.reports.curves import time_within
 from heddle.reports.page.facts import regime_of
 from heddle.reports.page.verdict import verdict
 from heddle.runs import Run
-from heddle.runs.journal_columns import Bools, Floats
+from heddle.runs.journal_columns import Bools, Floats, smallest
 from heddle.runs.record import Record
 from heddle.runs.tables import Dispatches
 
@@ -82,14 +82,15 @@ def _gpu_seconds(record: Record, ended_s: Floats, edges: Floats) -> Floats:
     """Integral of the GPUs of engines with at least one dispatch, as `utilisation` counts them."""
     d = record.dispatches
     total = np.zeros(len(edges))
-    order = np.lexsort((d.dispatched_s, d.engine))
-    engine, begin, end = d.engine[order], d.dispatched_s[order], ended_s[order]
-    codes = record.engines["engine"]
+    order = np.argsort(d.engine.astype(smallest(d.engine)), kind="stable")
+    engine, codes = d.engine[order], record.engines["engine"]
     first, after = (np.searchsorted(engine, codes, side) for side in ("left", "right"))
     for a, b, tp in zip(first, after, record.engines["tp"].tolist(), strict=True):
         if a < b:
-            reach = np.maximum.accumulate(end[a:b])
-            since = np.maximum(begin[a:b], np.append(-np.inf, reach[:-1]))
+            begin = d.dispatched_s[order[a:b]]
+            in_time = np.argsort(begin, kind="stable")
+            reach = np.maximum.accumulate(ended_s[order[a:b][in_time]])
+            since = np.maximum(begin[in_time], np.append(-np.inf, reach[:-1]))
             total += tp * time_within(edges, np.minimum(since, reach), reach)
     return total
 
