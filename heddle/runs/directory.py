@@ -4,13 +4,10 @@ A run is a result only when its manifest says "finished", which is written last.
 journal can be read up to its last whole batch.
 """
 
-import os
-import shlex
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +26,15 @@ from heddle.runs.journal_buffer import CHUNK_ENTRIES, JournalBuffer, of_growing_
 from heddle.runs.journal_columns import Journal, JournalReader, all_columns
 from heddle.runs.journal_entries import decode, from_text
 from heddle.runs.journal_file import JournalFile, journal_batches, stream_of
-from heddle.runs.manifest import ManifestFields, Status, why_unfinished
+from heddle.runs.manifest import (
+    SCHEMA,
+    ManifestFields,
+    RunFacts,
+    Status,
+    new_manifest,
+    stamp,
+    why_unfinished,
+)
 from heddle.runs.metrics import Measured, SoloTpot, measure
 from heddle.runs.shape_keys import from_plain, to_plain
 from heddle.runs.tables import MEASURED
@@ -42,36 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "RunDirectory", "RunError", "RunFacts", "load_run", "open_run"]
 
-SCHEMA = "heddle.run/2"
 _OF_OLDER_RUNS = "heddle.run/1"
 _ENDLESS = ("heddle_gateway", "heddle_verl")
 """Drivers of runs without an end of their own: what such a run keeps in memory does not grow."""
 MOST_ROWS_KEPT = 4_000_000
 """Rows of a journal whose columns stay in memory, 100 MB; those of more rows are read back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What a manifest holds beside the configuration."""
-
-    driver: str
-    trace_name: str
-    trace_sha256: str
-    oracle: bool = False
-    """Whether the policy knew the future; such runs are bounds, not results."""
-    history: Mapping[str, Any] | None = None
-    """Name and hash of the policy's history of earlier rollouts."""
-    predictor_model: Mapping[str, Any] | None = None
-    """Name and hash of the model that a learned predictor reads."""
-    context: PolicyContext | None = None
-    """The policy's context, kept for replays; without its model, a file of its own."""
-    world: Mapping[str, Any] | None = None
-    """Of a run on engines: engines, machine, notes for the user. Of a GPU class: how derived."""
-    loop: Mapping[str, Any] | None = None
-    """Of an RL loop: its regime, and its configuration beside the rollouts'."""
-    bound: Mapping[str, float] | None = None
-    """Seconds of the makespan's lower bounds (`heddle.runs.bound`), where they are kept."""
-    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
 
 
 def open_run(
@@ -121,7 +101,7 @@ class RunDirectory:
     ) -> None:
         self.path = path
         self.status: Status = "running"
-        self._manifest = _manifest(path.name, config, facts, started)
+        self._manifest = new_manifest(path.name, config, facts, started)
         self._write_manifest()
         if config_text is not None:
             files.write_whole(path / files.CONFIG_GIVEN, lambda f: f.write(config_text.encode()))
@@ -235,7 +215,7 @@ class RunDirectory:
             self.record = self._rows.record
 
     def _close(self, status: Status, error: str | None = None) -> None:
-        self._manifest["closed"] = _stamp(datetime.now(UTC))
+        self._manifest["closed"] = stamp(datetime.now(UTC))
         self._manifest["error"] = error
         self._manifest["status"] = status
         self._write_manifest()
@@ -243,36 +223,6 @@ class RunDirectory:
 
     def _write_manifest(self) -> None:
         files.write_json(self.path / files.MANIFEST, self._manifest)
-
-
-def _manifest(name: str, config: RunConfig, facts: RunFacts, started: datetime) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "status": "running",
-        "name": name,
-        "started": _stamp(started),
-        "closed": None,
-        "error": None,
-        "command_line": shlex.join(facts.command_line),
-        "driver": facts.driver,
-        "world": facts.world,
-        "loop": facts.loop,
-        "bound": facts.bound,
-        "policy": config.policy.preset,
-        "seed": config.seed,
-        "oracle": facts.oracle,
-        "history": facts.history,
-        "predictor_model": facts.predictor_model,
-        "trace": {"name": facts.trace_name, "path": config.trace, "sha256": facts.trace_sha256},
-        "versions": files.versions(),
-        "git_commit": files.git_commit(),
-        "host": files.host(),
-        "pid": os.getpid(),
-    }
-
-
-def _stamp(time: datetime) -> str:
-    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 @dataclass(frozen=True, slots=True)

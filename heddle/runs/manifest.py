@@ -1,15 +1,79 @@
-"""The fields of a run's manifest that readers need, and why a run has no results."""
+"""The manifest of a run: as it begins, the fields that readers need, and why it has no results."""
 
 import os
+import shlex
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from heddle.config import RunConfig
+from heddle.runs import files
 from heddle.runs.written_files import WrittenFile
+from heddle_core.policy import PolicyContext
 
+SCHEMA = "heddle.run/2"
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 SIMULATED = "heddle_sim"
 """The driver of a run in the simulator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a manifest holds beside the configuration."""
+
+    driver: str
+    trace_name: str
+    trace_sha256: str
+    oracle: bool = False
+    """Whether the policy knew the future; such runs are bounds, not results."""
+    history: Mapping[str, Any] | None = None
+    """Name and hash of the policy's history of earlier rollouts."""
+    predictor_model: Mapping[str, Any] | None = None
+    """Name and hash of the model that a learned predictor reads."""
+    context: PolicyContext | None = None
+    """The policy's context, kept for replays; without its model, a file of its own."""
+    world: Mapping[str, Any] | None = None
+    """Of a run on engines: engines, machine, notes for the user. Of a GPU class: how derived."""
+    loop: Mapping[str, Any] | None = None
+    """Of an RL loop: its regime, and its configuration beside the rollouts'."""
+    bound: Mapping[str, float] | None = None
+    """Seconds of the makespan's lower bounds (`heddle.runs.bound`), where they are kept."""
+    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+
+
+def new_manifest(
+    name: str, config: RunConfig, facts: RunFacts, started: datetime
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "status": "running",
+        "name": name,
+        "started": stamp(started),
+        "closed": None,
+        "error": None,
+        "command_line": shlex.join(facts.command_line),
+        "driver": facts.driver,
+        "world": facts.world,
+        "loop": facts.loop,
+        "bound": facts.bound,
+        "policy": config.policy.preset,
+        "seed": config.seed,
+        "oracle": facts.oracle,
+        "history": facts.history,
+        "predictor_model": facts.predictor_model,
+        "trace": {"name": facts.trace_name, "path": config.trace, "sha256": facts.trace_sha256},
+        "versions": files.versions(),
+        "git_commit": files.git_commit(),
+        "host": files.host(),
+        "pid": os.getpid(),
+    }
+
+
+def stamp(time: datetime) -> str:
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 class _FileFacts(TypedDict):
