@@ -85,7 +85,7 @@ class Own:
     task: _Task
     group: _Group
     last_tools: list[float]
-    """For each known tool, 1 if it is one of the latest call's."""
+    """For each known tool, 1 if it is one of the latest call's; a list that others have too."""
     calls_of: list[float]
     steps: int = 0
     outputs: int = 0
@@ -107,7 +107,23 @@ class Own:
     last_payload: float = _UNSEEN
     tool_s: float = 0.0
     last_tool_s: float = 0.0
-    tools: dict[str, None] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()
+    """Each tool that it has called, once."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What calls of the same tools have in common."""
+
+    tools: tuple[str, ...]
+    """Each once."""
+    known: list[int]
+    """Indices of known ones."""
+    last_tools: list[float]
+
+
+_MOST_CALLS: Final = 1_000
+"""Kept: names of tools are the agents'."""
 
 
 class Features:
@@ -122,6 +138,8 @@ class Features:
         self._tool_index = {tool: i for i, tool in enumerate(vocabulary.tools)}
         self._task_index = {task: i for i, task in enumerate(vocabulary.tasks)}
         self._tasks: dict[str, _Task] = {}
+        self._calls: dict[str, _Call] = {}
+        self._no_tools = [0.0] * len(self._tool_index)
 
     def begin(self, t: TrajectoryView) -> Own:
         """Return the sums of a trajectory that was not observed yet."""
@@ -131,8 +149,7 @@ class Features:
         group = task.groups.get(t.group)
         if group is None:
             group = task.groups[t.group] = _Group()
-        tools = len(self._tool_index)
-        return Own(task, group, last_tools=[0.0] * tools, calls_of=[0.0] * tools)
+        return Own(task, group, last_tools=self._no_tools, calls_of=[*self._no_tools])
 
     def learn_step(self, own: Own, t: TrajectoryView) -> None:
         """Add a generation; its length is the output of `t` since its last one."""
@@ -195,14 +212,16 @@ class Features:
         tool_s = t.tool_s
         own.last_tool_s = math.log(max(tool_s - own.tool_s, _LEAST_S))
         own.tool_s = tool_s
-        last = [0.0] * len(own.calls_of)
-        for name in event.tool.split("+"):  # parallel calls
-            index = self._tool_index.get(name)
-            if index is not None:
-                last[index] = 1.0
-                own.calls_of[index] += 1.0
-            own.tools[name] = None
-        own.last_tools = last
+        call = self._calls.get(event.tool)
+        if call is None:
+            call = self._new_call(event.tool)
+        for index in call.known:
+            own.calls_of[index] += 1.0
+        own.last_tools = call.last_tools
+        if not own.tools:
+            own.tools = call.tools  # the same object for many trajectories
+        elif own.tools != call.tools:
+            own.tools += tuple([name for name in call.tools if name not in own.tools])
 
     def learn_end(self, own: Own, t: TrajectoryView) -> None:
         """Move a trajectory from the siblings that run to those that ended."""
@@ -240,6 +259,15 @@ class Features:
         row += own.calls_of
         row += task.one_hot
         return row
+
+    def _new_call(self, tools: str) -> _Call:
+        names = tools.split("+")  # parallel calls
+        known = [self._tool_index[name] for name in names if name in self._tool_index]
+        last = [float(index in known) for index in range(len(self._no_tools))]
+        if len(self._calls) == _MOST_CALLS:
+            self._calls.clear()
+        call = self._calls[tools] = _Call(tuple(dict.fromkeys(names)), known, last)
+        return call
 
     def _new_task(self, name: str) -> _Task:
         index = self._task_index.get(name, -1)

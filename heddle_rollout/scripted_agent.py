@@ -55,7 +55,8 @@ class TokenSource:
 class ScriptedAgent:
     """One recorded trajectory; implements `Agent`.
 
-    Many live at once: each keeps its place in a common table of steps, and the row of one step.
+    Many live at once: each keeps its place in a common table of steps, and what is in the row of
+    its current step.
     """
 
     __slots__ = (
@@ -66,11 +67,17 @@ class ScriptedAgent:
         "_index",
         "_last",
         "_made",
+        "_observation",
+        "_ok",
+        "_output",
+        "_prompt",
         "_rewritten",
+        "_shared",
         "_started",
-        "_step",
         "_table",
         "_tokens",
+        "_tool",
+        "_tool_s",
         "_tool_scale",
         "_truncated",
         "arrival_s",
@@ -106,7 +113,7 @@ class ScriptedAgent:
         self._last = len(steps) - 1
         self._index = 0
         """The current step."""
-        self._step = steps.table.row(steps.start)
+        self._read()
         self._made = 0
         """Tokens of it made in dispatches that did not finish it."""
         self._started = False
@@ -118,6 +125,11 @@ class ScriptedAgent:
         """Tokens so far; None without a token source."""
         if tokens is not None:
             self._context = tokens.ids(f"prompt {script.group}", self.prompt_tokens)
+
+    def _read(self) -> None:
+        row = self._table.row(self._first + self._index)
+        self._prompt, self._shared, self._output = row[0], row[1], row[2]
+        self._observation, self._tool, self._ok, self._tool_s = row[3], row[4], row[5], row[6]
 
     @property
     def prompt_tokens(self) -> int:
@@ -136,17 +148,16 @@ class ScriptedAgent:
 
     def request(self) -> StepRequest:
         """Request exactly the rest of the step."""
-        prompt, shared, output, _, _, _, _ = self._step
-        made = self._made
+        prompt, made = self._prompt, self._made
         started, rewritten = self._started, self._rewritten
         self._started, self._rewritten = True, False
         return StepRequest(
             trajectory=self.id,
             group=self.group,
             prompt_tokens=prompt + made,
-            shared_tokens=prompt + made if started else shared,
+            shared_tokens=prompt + made if started else self._shared,
             rewritten=rewritten,
-            max_tokens=output - made,
+            max_tokens=self._output - made,
             exact=True,
             prompt_ids=self._context or (),
         )
@@ -159,7 +170,7 @@ class ScriptedAgent:
 
     def next_action(self) -> NextAction:
         """Do what the script did after this step."""
-        tool = self._table.tools[self._step[4]]
+        tool = self._table.tools[self._tool]
         if self._index < self._last:
             return NextAction(reason="tool_call", tool=tool or "")
         return NextAction(
@@ -174,7 +185,7 @@ class ScriptedAgent:
         Raises:
             ValueError: a tool that takes negative or not-a-number seconds.
         """
-        seconds = self._step[6] * self._tool_scale
+        seconds = self._tool_s * self._tool_scale
         if not seconds >= 0.0:
             raise ValueError(f"a tool call of {self.id} cannot take {seconds} s")
         self._calls_tool = True
@@ -185,17 +196,16 @@ class ScriptedAgent:
 
     def on_tool_timeout(self, limit_s: float) -> ToolAnswer:
         """Go on with the recorded result; only the wait is cut short."""
-        return self._next_step(False, self._step[3])
+        return self._next_step(False)
 
     def _tool_ended(self, index: int, listener: ToolListener) -> None:
         if self._calls_tool and index == self._index:
             self._calls_tool = False
-            step = self._step
-            listener.tool_returned(self.id, self._next_step(OK[step[5]], step[3]))
+            listener.tool_returned(self.id, self._next_step(OK[self._ok]))
 
-    def _next_step(self, ok: bool | None, observation_tokens: int) -> ToolAnswer:
-        step = self._step
-        end = step[0] + step[2]
+    def _next_step(self, ok: bool | None) -> ToolAnswer:
+        observation_tokens = self._observation
+        end = self._prompt + self._output
         index = self._index = self._index + 1
         if index > self._last:
             return ToolAnswer(
@@ -204,8 +214,8 @@ class ScriptedAgent:
                 context_tokens=end + observation_tokens,
                 outcome="truncated" if self._truncated else "completed",
             )
-        step = self._step = self._table.row(self._first + index)
-        prompt, shared = step[0], step[1]
+        self._read()
+        prompt, shared = self._prompt, self._shared
         self._made, self._started = 0, False
         self._rewritten = shared < end
         if self._tokens is not None and self._context is not None:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_core.estimate.history import Levels
+from heddle_predict import features
 from heddle_predict.corpus import vocabulary_of
 from heddle_predict.examples import examples, training_examples
 from heddle_predict.model import OWN, ROLLOUT, SIBLINGS, Vocabulary
@@ -84,6 +85,23 @@ def test_rows_contain_the_observations():
     assert column["calls_of:search"].tolist() == [0] * 5
     assert column["task:coding"].tolist() == [1] * 5
     assert asked.remaining.tolist() == [700, 500, 500, 100, 100]
+
+
+@pytest.mark.parametrize("kept", [1, 1_000])
+def test_each_tool_of_parallel_calls_counts(kept: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(features, "_MOST_CALLS", kept)  # without effect in the compiled build
+    life = script("a/0", [(200, 50, True)] * 6)
+    names = ("search", "sandbox+sandbox", "x+y", "search+sandbox", "z")
+    steps = [replace(s, tool=name) for s, name in zip(life.steps, names, strict=False)]
+    other = replace(life, id="b/0", group="b")
+    asked = examples([replace(life, steps=(*steps, life.steps[-1])), other], VOCABULARY, AT_ONCE)
+    own = asked.rows[(asked.script == 0) & ~asked.queued]
+    column = {name: own[:, i].tolist() for i, name in enumerate(VOCABULARY.names())}
+    assert column["tools_seen"] == [0, 1, 2, 4, 4]
+    assert column["calls_of:sandbox"] == [0, 0, 2, 2, 3]
+    assert column["calls_of:search"] == [0, 1, 1, 1, 2]
+    assert column["last:search"] == [0, 1, 0, 0, 1]
+    assert column["last:sandbox"] == [0, 0, 1, 0, 1]
 
 
 def test_siblings_count_when_they_have_ended_and_oneself_never():
