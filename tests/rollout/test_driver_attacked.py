@@ -85,9 +85,7 @@ class HostileAgent(ScriptedAgent):
             super().call_tool(listener)
 
     def answer_soon(self, listener: ToolListener) -> None:
-        self._clock.call_after(
-            0.0, lambda: listener.tool_returned(self.id, self._next_step(None, 3))
-        )
+        self._clock.call_after(0.0, lambda: listener.tool_returned(self.id, self._next_step(None)))
 
 
 async def ends(run: RolloutRun) -> None:
