@@ -5,6 +5,7 @@ import errno
 import gc
 import mmap
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,6 +48,24 @@ def test_what_a_large_simulation_leaves_is_given_back(objects: int):
         del left
     given_back = with_it - memory._resident_bytes()
     assert given_back > 40e6 if objects > 1_000 else given_back < 10e6
+
+
+@pytest.mark.parametrize("python", ["3.12", "3.13", "3.14", "without either"])
+def test_names_of_types_are_forgotten_without_a_warning(python, monkeypatch: pytest.MonkeyPatch):
+    def old() -> None:
+        if python == "3.14":
+            warnings.warn("sys._clear_type_cache() is deprecated", DeprecationWarning, stacklevel=2)
+        called.append("old")
+
+    called = list[str]()
+    names = {"_clear_type_cache": old, "_clear_internal_caches": lambda: called.append("new")}
+    there = {"3.12": list(names)[:1], "without either": []}.get(python, list(names))
+    monkeypatch.setattr(memory, "sys", SimpleNamespace(**{name: names[name] for name in there}))
+    sizes = iter([0, 0, memory.GROWN_BYTES])
+    monkeypatch.setattr(memory, "_resident_bytes", lambda: next(sizes))
+    with memory.many_objects():
+        pass
+    assert called == {"3.12": ["old"], "without either": []}.get(python, ["new"])
 
 
 @pytest.mark.parametrize("objects", [1_000, 600_000])
