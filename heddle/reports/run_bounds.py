@@ -1,6 +1,6 @@
 """Lower bounds of a finished run's makespan: its manifest's, or those of the trace it replayed."""
 
-from math import isfinite
+from math import inf
 from typing import Any
 
 from heddle.runs import Run
@@ -22,7 +22,7 @@ def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:
     if run.manifest.get("loop"):
         return {"why": "a loop trains on a part of its trace, and no bound is computed for that"}
     kept = run.manifest.get("bound")
-    if kept and all(map(isfinite, kept.values())):
+    if kept and "makespan_s" in kept and all(0.0 <= each < inf for each in kept.values()):
         return dict(kept)
     try:
         config = run.config

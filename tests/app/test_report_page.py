@@ -284,8 +284,10 @@ def test_a_bound_in_the_manifest_needs_no_trace(
     trace.unlink()
     assert run_bound(run)["makespan_s"] > 0
     assert run_bound(older)["why"].startswith("the trace or its profile cannot be read: ")
-    manifest = {**run.manifest, "bound": {**run.manifest["bound"], "solo_s": math.nan}}
-    assert "cannot be read" in run_bound(replace(run, manifest=manifest))["why"]
+    bound = run.manifest["bound"]
+    for damaged in ({**bound, "solo_s": math.nan}, {**bound, "makespan_s": -1.0}, {"other_s": 1.0}):
+        manifest = {**run.manifest, "bound": damaged}
+        assert "cannot be read" in run_bound(replace(run, manifest=manifest))["why"]
 
 
 def test_a_run_on_real_engines_names_them(heddle: Heddle, trace: Path):

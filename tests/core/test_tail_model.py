@@ -1,11 +1,12 @@
 """The model of the tail: ends by the formula, kept up to date; no move makes them later."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from heddle_core.estimate.group_cost import Work, work_of
 from heddle_core.estimate.tail import TailModel
@@ -99,6 +100,72 @@ def test_moves_bring_the_end_forward_and_come_to_rest(rows, least):
     moved = int((crowd.homes != np.array(homes)).sum())
     assert crowd.end_s() <= before - (least if moved else 0.0) + 1e-6
     assert crowd.end_s() >= crowd.ends.max() * (1 - 1e-9)
+
+
+def one_at_a_time(crowd: TailModel, least: float, engines: int, most: int) -> list[int] | None:
+    """Homes after `relocate`, each move tried alone; None where rounding could decide."""
+    work = crowd.work
+    kv = work.context_tokens + work.output_tokens + work.appended_tokens
+    limit = [BY_SHAPE[shape].kv_capacity_tokens for shape in map(h100, engines_of(engines))]
+    for _ in range(3):
+        before = crowd.homes.tolist()
+        for i in np.argsort(-crowd.ends, kind="stable").tolist():
+            now_s, gains = crowd.end_s(), np.zeros(engines)
+            for e in range(engines):
+                here = crowd.homes == e
+                if e == crowd.homes[i]:
+                    continue
+                if here.sum() >= most or kv[here].sum() + kv[i] > limit[e]:
+                    gains[e] = -np.inf
+                    continue
+                tried = deepcopy(crowd)
+                tried.move(i, e)
+                gains[e] = now_s - tried.end_s()
+            near = gains >= gains.max() - 1e-11 * now_s
+            if abs(gains.max() - least) < 1e-11 * now_s:
+                return None
+            if gains.max() >= least:
+                if near.sum() > 1:
+                    return None
+                crowd.move(i, int(gains.argmax()))
+        if crowd.homes.tolist() == before:
+            break
+    homes: list[int] = crowd.homes.tolist()
+    return homes
+
+
+def engines_of(count: int) -> list[int]:
+    """Tensor parallelism of so many engines, of one shape or of several."""
+    return [1, 2, 4, 1, 2][:count]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.sampled_from([1, 2, 3, 4, 5, 8, 9, 12, 13, 40, 64, 65, 75]),
+    engines=st.integers(1, 5),
+    alike=st.booleans(),
+    most=st.sampled_from([1, 3, 16, 200]),
+    scale=st.sampled_from([1.0, 1e3, 1e6]),
+)
+def test_moves_tried_together_are_those_tried_one_at_a_time(
+    seed, count, engines, alike, most, scale
+):
+    draw = np.random.default_rng(seed)
+    output = np.full(count, 700.0) if alike else draw.lognormal(7.0, 1.0, count)
+    work = work_of(
+        output.tolist(),
+        context_tokens=np.full(count, 100.0) if alike else draw.uniform(0, 9_000, count),
+        tool_s=np.zeros(count) if alike else draw.exponential(9.0, count) * scale,
+    )
+    homes = draw.integers(0, engines, count).tolist()
+    tps = engines_of(engines)
+    least = float(draw.uniform(0.001, 0.3))
+    expected = one_at_a_time(tail_of(work, homes, tps), least, engines, most)
+    assume(expected is not None)
+    crowd = tail_of(work, homes, tps, max_running=most)
+    crowd.relocate(least_gain_s=least)
+    assert crowd.homes.tolist() == expected
 
 
 @settings(max_examples=40)
