@@ -103,6 +103,7 @@ def _batches(path: Path, *, whole: bool) -> Iterator[pa.RecordBatch]:
     # In a stream, dictionaries grow from each batch on, or are replaced.
     parts = list(stream_of(path, whole=whole))
     table = pa.Table.from_batches(parts, parts[0].schema if parts else schema())
+    table.validate(full=True)  # to unify reads words wherever they are said to be
     yield from table.unify_dictionaries().to_batches()
 
 

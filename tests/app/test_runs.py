@@ -29,6 +29,7 @@ from heddle.runs import (
 from heddle.runs import directory as runs
 from heddle.runs import files as run_files
 from heddle.runs.journal_buffer import JournalBuffer
+from heddle.runs.journal_file import MAGIC
 from heddle.runs.journal_schema import schema
 from heddle_core.commands import Command
 from heddle_core.events import TrajectoryArrived
@@ -304,6 +305,27 @@ def test_codes_of_a_journal_that_stand_for_no_word_are_damaged(tmp_path: Path):
     )
     with pytest.raises(RunError, match=r"events\.arrow: damaged: .* out of bounds"):
         list(load_run(run.path).batches())
+
+
+def test_words_of_a_stream_that_lie_outside_of_it_are_damaged(tmp_path: Path):
+    """To unify the words of batches, Arrow reads them unchecked: the process ended."""
+    run = filled(tmp_path / "runs", story())
+    with pytest.raises(KeyboardInterrupt), run:
+        raise KeyboardInterrupt
+    (batch,) = load_run(run.path, unfinished=True).batches()
+    at = batch.schema.get_field_index("name")
+    names: Any = batch.column("name")
+    count = len(names.dictionary)
+    places = pa.array([*range(count), 10**9], pa.int32()).buffers()[1]
+    words = pa.StringArray.from_buffers(count, places, pa.py_buffer(bytes(count)))
+    others = pa.array(["Dispatch"] * len(batch)).dictionary_encode()
+    with (run.path / "events.arrow").open("wb") as file:
+        file.write(MAGIC)
+        with pa.ipc.new_stream(file, batch.schema) as stream:
+            for each in (pa.DictionaryArray.from_arrays(names.indices, words, safe=False), others):
+                stream.write_batch(batch.set_column(at, "name", each))
+    with pytest.raises(RunError, match=r"events\.arrow: damaged: .* out of bounds"):
+        list(load_run(run.path, unfinished=True).batches())
 
 
 def test_another_file_in_the_place_of_an_unfinished_journal_is_damaged(tmp_path: Path):
