@@ -316,7 +316,7 @@ def test_words_of_a_stream_that_lie_outside_of_it_are_damaged(tmp_path: Path):
     at = batch.schema.get_field_index("name")
     names: Any = batch.column("name")
     count = len(names.dictionary)
-    places = pa.array([*range(count), 10**9], pa.int32()).buffers()[1]
+    places = pa.array([*range(count - 1), 10**9, count], pa.int32()).buffers()[1]
     words = pa.StringArray.from_buffers(count, places, pa.py_buffer(bytes(count)))
     others = pa.array(["Dispatch"] * len(batch)).dictionary_encode()
     with (run.path / "events.arrow").open("wb") as file:
