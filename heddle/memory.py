@@ -38,8 +38,8 @@ def many_objects() -> Iterator[None]:
         yield
     if _resident_bytes() - before >= GROWN_BYTES:
         gc.collect()
-        # It keeps names that C code made for one call, all over the memory. The second is for Python
-        # before 3.13; 3.14 warns of it.
+        # It keeps names that C code made for one call, all over the memory. The second is that of
+        # Python before 3.13; 3.14 warns of it.
         getattr(sys, "_clear_internal_caches", getattr(sys, "_clear_type_cache", int))()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:
