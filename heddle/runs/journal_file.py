@@ -41,21 +41,32 @@ class JournalFile:
         self._writer = new(self._file, schema(), options=options)
         self._file.flush()
         self._whole = True
+        self._error: OSError | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch, so that it survives this process."""
         if not self._whole:
             return
         self._whole = False
-        self._writer.write_batch(batch)
-        self._file.flush()
+        try:
+            self._writer.write_batch(batch)
+            self._file.flush()
+        except OSError as error:
+            self._error = error
+            raise
         self._whole = True
 
     def close(self) -> None:
-        """Add the end, unless a write broke off: the batches before it can be read."""
+        """Add the end, unless a write broke off: the batches before it can be read.
+
+        Raises:
+            OSError: a batch could not be written, or the end cannot.
+        """
         if self._file.closed:
             return
         try:
+            if self._error is not None:
+                raise self._error
             if self._whole:
                 self._writer.close()
                 self._file.flush()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -540,15 +541,35 @@ def test_a_disk_without_space_for_the_journal_keeps_its_whole_chunks(
     assert list(loaded.entries()) == story()[: 3 * chunks]
 
 
+@pytest.mark.parametrize("driver", [(), ("test",)])
+def test_a_run_with_a_batch_that_could_not_be_written_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: tuple[str, ...]
+):
+    """A timer's flush may be the last of a run; its error waits for the next entry."""
+    monkeypatch.setattr(runs, "_ENDLESS", driver)
+    run = filled(tmp_path / "runs", story())
+    run.flush()
+    run.record(ready("late", at=11.0), ())
+    with monkeypatch.context() as once:
+        once.setattr(run._file, "_writer", SimpleNamespace(write_batch=full_disk))
+        with pytest.raises(OSError, match="No space left"):
+            run.flush()
+    with pytest.raises(OSError, match="No space left"), run:
+        run.finish()
+    loaded = load_run(run.path, unfinished=True)
+    assert loaded.status == "failed"
+    assert list(loaded.entries()) == story()
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_disk_without_space_for_the_status_leaves_it_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = filled(tmp_path / "runs", story())
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(run_files, "write_whole", full)
+    monkeypatch.setattr(run_files, "write_whole", full_disk)
     with pytest.raises(OSError, match="No space left"), run:
         run.finish()
     with pytest.raises(RunError, match="is still running, or its process died"):
