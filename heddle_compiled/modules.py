@@ -8,7 +8,6 @@ from typing import Final
 MODULES: Final = (
     "heddle_core.controller",
     "heddle_core.engine_state",
-    "heddle_core.estimate.cost",
     "heddle_core.estimate.shape_load",
     "heddle_core.estimate.state_tree",
     "heddle_core.estimate.step_lengths",
@@ -56,5 +55,4 @@ MODULES: Final = (
     "heddle_sim.leap",
     "heddle_sim.prefix_cache",
     "heddle_sim.request",
-    "heddle_trace.step_table",
 )
