@@ -48,9 +48,7 @@ def remove() -> None:
 
 def built() -> list[Path]:
     """Return the extensions that are here, those of modules that are listed no more included."""
-    packages = sorted({name.partition(".")[0] for name in MODULES})
-    beside = [path for name in packages for path in sorted((ROOT / name).rglob("*.so"))]
-    return [*ROOT.glob(f"{GROUP}__mypyc.*.so"), *beside]
+    return sorted((*ROOT.glob(f"{GROUP}__mypyc.*.so"), *ROOT.glob("heddle*/**/*.so")))
 
 
 if __name__ == "__main__":

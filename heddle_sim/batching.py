@@ -447,17 +447,17 @@ class ContinuousBatch:
     def _hit_blocks(self, request: Request, limit: int) -> int:
         """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
         own = min(request.context.blocks, limit)
-        prompt = self._prompts.siblings(request)
-        if prompt is None:
+        first = sibling = self._prompts.first_sibling(request)
+        if first is None:
             return own
-        most = min(prompt.prompt_tokens // self._block_size, limit)
-        for member in prompt.members:
-            if own >= most:
-                break
-            blocks, sibling = member.blocks + member.kept, member.request
-            if sibling is not None and sibling.state == RUNNING:
-                blocks = sibling.computed_tokens // self._block_size
-            own = max(own, min(blocks, most))
+        most = min(first.group_prompt_tokens // self._block_size, limit)
+        while sibling is not None and own < most:
+            if sibling.holds_group_prompt:
+                blocks, its_step = sibling.blocks + sibling.kept, sibling.request
+                if its_step is not None and its_step.state == RUNNING:
+                    blocks = its_step.computed_tokens // self._block_size
+                own = max(own, min(blocks, most))
+            sibling = sibling.next_sibling
         return own
 
     def _prefill_s(self) -> float:

@@ -4,25 +4,25 @@ Blocks are freed tail first and evicted in the order they were freed, as in vLLM
 that ended longest ago gives way first, and of one trajectory a prefix survives the tail.
 """
 
-from collections import deque
-
 from heddle_core.ids import GroupId, TrajectoryId
-from heddle_sim.request import Context, Request, SharedPrompt
+from heddle_sim.request import Context, Request
 
 
 class PrefixCache:
-    """Whole KV blocks by trajectory, and the order in which they were freed."""
+    """Whole KV blocks by trajectory, and the order in which they were freed.
 
-    __slots__ = ("_freed", "blocks", "contexts")
+    Contexts with cached blocks are a list from the least to the most recently used.
+    """
+
+    __slots__ = ("_newest", "_oldest", "blocks", "contexts")
 
     def __init__(self) -> None:
         self.blocks = 0
         """Blocks cached, over all trajectories."""
         self.contexts: dict[TrajectoryId, Context] = {}
         """Of trajectories that have, or had, blocks or a step here."""
-        self._freed: deque[tuple[Context, int]] = deque()
-        """Contexts, least recently used first, each with its number of uses at that time: an entry
-        with another number, or without blocks, is left over."""
+        self._oldest: Context | None = None
+        self._newest: Context | None = None
 
     def context(self, trajectory: TrajectoryId) -> Context:
         """Return the context of a trajectory, which may be new here."""
@@ -37,58 +37,67 @@ class PrefixCache:
         return context.blocks + context.kept if context is not None else 0
 
     def put(self, context: Context, blocks: int) -> None:
-        """Add blocks of a context that has none cached, as the most recently used."""
+        """Cache blocks of a context instead of those that it has, as the most recently used."""
+        self.take(context)
         if blocks > 0:
             context.blocks = blocks
-            context.uses += 1
             self.blocks += blocks
-            if len(self._freed) > 64 + 4 * len(self.contexts):
-                self._freed = deque(
-                    (left, uses) for left, uses in self._freed if left.uses == uses and left.blocks
-                )
-            self._freed.append((context, context.uses))
+            older = context.older = self._newest
+            if older is None:
+                self._oldest = context
+            else:
+                older.newer = context
+            self._newest = context
 
     def take(self, context: Context) -> int:
         """Remove the blocks of a context; returns how many it had."""
         blocks = context.blocks
-        context.blocks = 0
-        self.blocks -= blocks
+        if blocks:
+            context.blocks = 0
+            self.blocks -= blocks
+            older, newer = context.older, context.newer
+            context.older = context.newer = None
+            if older is None:
+                self._oldest = newer
+            else:
+                older.newer = newer
+            if newer is None:
+                self._newest = older
+            else:
+                newer.older = older
         return blocks
 
     def trim(self, context: Context, blocks: int) -> None:
         """Drop the tail of a context beyond `blocks`; its age stays."""
-        surplus = context.blocks - blocks
-        if surplus > 0:
-            self.blocks -= surplus
+        if blocks <= 0:
+            self.take(context)
+        elif blocks < context.blocks:
+            self.blocks -= context.blocks - blocks
             context.blocks = blocks
 
     def evict(self, blocks: int) -> None:
         """Drop `blocks` blocks, of the least recently used context first, its tail first."""
-        self.blocks -= blocks
-        freed = self._freed
         while blocks > 0:
-            context, uses = freed[0]
-            if context.uses == uses and context.blocks > blocks:
-                context.blocks -= blocks
-                return
-            freed.popleft()
-            if context.uses == uses and context.blocks:
-                blocks -= context.blocks
-                context.blocks = 0
-                self.forget_if_empty(context)
+            context = self._oldest
+            assert context is not None, "as many blocks are cached"
+            left = context.blocks - blocks
+            blocks -= context.blocks
+            self.trim(context, left)
+            self.forget_if_empty(context)
 
     def forget_if_empty(self, context: Context) -> None:
         """Remove a context that has neither blocks nor a step here, and no known siblings."""
         empty = not (context.blocks or context.kept)
-        if empty and context.request is None and context.shared_prompt is None:
+        if empty and context.request is None and context.first_sibling is None:
             self.contexts.pop(context.trajectory, None)
 
     def clear(self) -> None:
         """Drop all blocks, and forget which contexts are siblings."""
         for context in list(self.contexts.values()):
-            context.blocks, context.shared_prompt, context.holds_prompt = 0, None, False
+            context.blocks, context.holds_group_prompt = 0, False
+            context.first_sibling = context.next_sibling = context.older = context.newer = None
             self.forget_if_empty(context)
-        self._freed.clear()
+        self._oldest = self._newest = None
         self.blocks = 0
 
 
@@ -100,35 +109,34 @@ class GroupPrompts:
     prompt of that length, or when it continues a context at least that long.
     """
 
-    __slots__ = ("_groups",)
+    __slots__ = ("_first",)
 
     def __init__(self) -> None:
-        self._groups: dict[GroupId, SharedPrompt] = {}
+        self._first: dict[GroupId, Context] = {}
 
-    def siblings(self, request: Request) -> SharedPrompt | None:
-        """Return the prompt of the group, with the contexts that may hold it, this one added.
+    def first_sibling(self, request: Request) -> Context | None:
+        """Return the first of the contexts that may hold the prompt of the group, this one added.
 
         None when the step does not begin with that prompt, or is the first to bring it here.
         """
         context, shared_tokens = request.context, request.shared_tokens
-        prompt = context.shared_prompt
-        if prompt is None:
-            prompt = self._groups.get(request.group)
-            if prompt is None:
+        first = context.first_sibling
+        if first is None:
+            first = self._first.get(request.group)
+            if first is None:
                 if shared_tokens == 0:
-                    self._groups[request.group] = SharedPrompt(request.prompt_tokens, context)
+                    self._first[request.group] = context.first_sibling = context
+                    context.group_prompt_tokens = request.prompt_tokens
+                    context.holds_group_prompt = True
                 return None
-            context.shared_prompt = prompt
-        tokens = prompt.prompt_tokens
-        if shared_tokens < tokens and (shared_tokens or request.prompt_tokens != tokens):
-            if context.holds_prompt:
-                prompt.members.remove(context)
-                context.holds_prompt = False
-            return None
-        if not context.holds_prompt:
-            prompt.members.append(context)
-            context.holds_prompt = True
-        return prompt
+            context.first_sibling = first
+            context.next_sibling, first.next_sibling = first.next_sibling, context
+        tokens = first.group_prompt_tokens
+        begins_with_it = shared_tokens >= tokens or (
+            not shared_tokens and request.prompt_tokens == tokens
+        )
+        context.holds_group_prompt = begins_with_it
+        return first if begins_with_it else None
 
     def clear(self) -> None:
-        self._groups.clear()
+        self._first.clear()

@@ -16,22 +16,25 @@ LOADING: Final = 4
 """Its context is on the way from host memory."""
 
 
-class SharedPrompt:
-    """The prompt that the samples of a group begin with, on one engine."""
-
-    __slots__ = ("members", "prompt_tokens")
-
-    def __init__(self, prompt_tokens: int, first: "Context") -> None:
-        self.prompt_tokens = prompt_tokens
-        self.members = [first]
-        """Contexts that may hold it: their `holds_prompt` is true."""
-        first.shared_prompt, first.holds_prompt = self, True
-
-
 class Context:
-    """What one engine has of one trajectory: cached KV, and its step."""
+    """What one engine has of one trajectory: cached KV, and its step.
 
-    __slots__ = ("blocks", "holds_prompt", "kept", "request", "shared_prompt", "trajectory", "uses")
+    Samples of a group are siblings: each knows the first that was here, and they are a list that
+    begins with it.
+    """
+
+    __slots__ = (
+        "blocks",
+        "first_sibling",
+        "group_prompt_tokens",
+        "holds_group_prompt",
+        "kept",
+        "newer",
+        "next_sibling",
+        "older",
+        "request",
+        "trajectory",
+    )
 
     def __init__(self, trajectory: TrajectoryId) -> None:
         self.trajectory = trajectory
@@ -39,11 +42,17 @@ class Context:
         """Whole blocks in the prefix cache."""
         self.kept = 0
         """Whole blocks that stay for another engine to copy: in use, and no cache."""
-        self.uses = 0
-        """Times that blocks were put into the prefix cache."""
-        self.shared_prompt: SharedPrompt | None = None
-        """Its group's, once a step of it was looked up there."""
-        self.holds_prompt = False
+        self.older: Context | None = None
+        """The one with cached blocks that was used before it."""
+        self.newer: Context | None = None
+        """The one with cached blocks that was used after it."""
+        self.first_sibling: Context | None = None
+        """Itself, or another; None until a step of it was looked up."""
+        self.next_sibling: Context | None = None
+        self.group_prompt_tokens = 0
+        """Of the first sibling: the prompt that the samples begin with."""
+        self.holds_group_prompt = False
+        """Whether it may hold that prompt."""
         self.request: Request | None = None
         """Its step, from dispatch to end."""
 

@@ -33,7 +33,7 @@ class StepTable:
         "tool_ok": "flag",
         "tool_s": "real",
     }
-    VALUES: ClassVar = attrgetter(*FIELDS)
+    VALUES = attrgetter(*FIELDS)
     """Of a `StepScript`."""
 
     def __init__(self, rows: npt.NDArray[Any], tools: Sequence[str | None]) -> None:

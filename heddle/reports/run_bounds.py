@@ -30,6 +30,6 @@ def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:
         if found != run.manifest["trace"]["sha256"]:
             return {"why": f"{config.trace} is no longer the trace that was replayed"}
         workload, profiles = shared.workload(config), shared.profiles(config.cluster)
-        return {**makespan_bound(workload, profiles, config.cluster).seconds()}
+        return makespan_bound(workload, profiles, config.cluster).seconds()
     except (OSError, ValueError) as error:
         return {"why": f"the trace or its profile cannot be read: {error}"}
