@@ -87,6 +87,7 @@ class Own:
     last_tools: list[float]
     """For each known tool, 1 if it is one of the latest call's; a list that others have too."""
     calls_of: list[float]
+    """For each known tool, how many of its calls returned; a list that others have too."""
     steps: int = 0
     outputs: int = 0
     output: float = 0.0
@@ -124,6 +125,8 @@ class _Call:
 
 _MOST_CALLS: Final = 1_000
 """Kept: names of tools are the agents'."""
+_MOST_COUNTS: Final = 10_000
+"""Numbers of calls that are kept."""
 
 
 class Features:
@@ -139,6 +142,7 @@ class Features:
         self._task_index = {task: i for i, task in enumerate(vocabulary.tasks)}
         self._tasks: dict[str, _Task] = {}
         self._calls: dict[str, _Call] = {}
+        self._counts: dict[tuple[float, ...], list[float]] = {}
         self._no_tools = [0.0] * len(self._tool_index)
 
     def begin(self, t: TrajectoryView) -> Own:
@@ -149,7 +153,7 @@ class Features:
         group = task.groups.get(t.group)
         if group is None:
             group = task.groups[t.group] = _Group()
-        return Own(task, group, last_tools=self._no_tools, calls_of=[*self._no_tools])
+        return Own(task, group, last_tools=self._no_tools, calls_of=self._no_tools)
 
     def learn_step(self, own: Own, t: TrajectoryView) -> None:
         """Add a generation; its length is the output of `t` since its last one."""
@@ -215,8 +219,8 @@ class Features:
         call = self._calls.get(event.tool)
         if call is None:
             call = self._new_call(event.tool)
-        for index in call.known:
-            own.calls_of[index] += 1.0
+        if call.known:
+            own.calls_of = self._counted(own.calls_of, call.known)
         own.last_tools = call.last_tools
         if not own.tools:
             own.tools = call.tools  # the same object for many trajectories
@@ -259,6 +263,15 @@ class Features:
         row += own.calls_of
         row += task.one_hot
         return row
+
+    def _counted(self, calls_of: list[float], tools: list[int]) -> list[float]:
+        """The numbers with a call more of each of these tools."""
+        counts = [*calls_of]
+        for index in tools:
+            counts[index] += 1.0
+        if len(self._counts) == _MOST_COUNTS:
+            self._counts.clear()
+        return self._counts.setdefault(tuple(counts), counts)
 
     def _new_call(self, tools: str) -> _Call:
         names = tools.split("+")  # parallel calls

@@ -89,7 +89,9 @@ def test_rows_contain_the_observations():
 
 @pytest.mark.parametrize("kept", [1, 1_000])
 def test_each_tool_of_parallel_calls_counts(kept: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(features, "_MOST_CALLS", kept)  # without effect in the compiled build
+    # Without effect in the compiled build.
+    monkeypatch.setattr(features, "_MOST_CALLS", kept)
+    monkeypatch.setattr(features, "_MOST_COUNTS", kept)
     life = script("a/0", [(200, 50, True)] * 6)
     names = ("search", "sandbox+sandbox", "x+y", "search+sandbox", "z")
     steps = [replace(s, tool=name) for s, name in zip(life.steps, names, strict=False)]
@@ -102,6 +104,8 @@ def test_each_tool_of_parallel_calls_counts(kept: int, monkeypatch: pytest.Monke
     assert column["calls_of:search"] == [0, 1, 1, 1, 2]
     assert column["last:search"] == [0, 1, 0, 0, 1]
     assert column["last:sandbox"] == [0, 0, 1, 0, 1]
+    at = VOCABULARY.names().index("calls_of:sandbox")
+    assert asked.rows[(asked.script == 1) & ~asked.queued, at].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_siblings_count_when_they_have_ended_and_oneself_never():
