@@ -12,6 +12,7 @@ from typing import Any
 
 from heddle.config import MissingConfig
 from heddle.config_files import ConfigError
+from heddle.workload import ReplayedTrace
 from heddle_core.estimate.history import History
 from heddle_core.loop.epoch import Totals
 from heddle_core.parts.predictor import Served
@@ -26,8 +27,8 @@ from heddle_trace.files import read_trace
 from heddle_trace.history import history_of, totals_by_epoch
 from heddle_trace.oracle import NoisyOracle, Oracle, PaperQuality
 from heddle_trace.prior_files import known_priors, read_prior
-from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.table import Records, Scripts
+from heddle_trace.schema import TrajectoryScript
+from heddle_trace.table import Scripts
 
 NONE, PRIOR = "none", "prior"
 
@@ -68,7 +69,7 @@ def missing_rules(missing: MissingConfig) -> MissingRules:
     return MissingRules(**{**asdict(missing), "tool_s": str(missing.tool_s)})
 
 
-def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistorySource:
+def resolve_history(name: str, trace: ReplayedTrace, missing: MissingConfig) -> HistorySource:
     """Find the history that a configuration names, for a rollout of `trace`.
 
     Raises:
@@ -79,7 +80,7 @@ def resolve_history(name: str, trace: Trace, missing: MissingConfig) -> HistoryS
     if name == NONE:
         return HistorySource(name=NONE, sha256=None, history=None)
     if kind == PRIOR:
-        workload = workload or _one_workload(trace)
+        workload = workload or trace.workload
         if name == PRIOR and workload not in known_priors():
             return HistorySource(name=NONE, sha256=None, history=None)
         history, sha256 = read_prior(workload)
@@ -160,7 +161,9 @@ def load_predictor_model(name: str) -> LoadedModel:
     )
 
 
-def model_used(model: LoadedModel, predictor: Predictor, trace: Trace) -> dict[str, Any] | None:
+def model_used(
+    model: LoadedModel, predictor: Predictor, trace: ReplayedTrace
+) -> dict[str, Any] | None:
     """Name and hash of a model for a manifest; None if the predictor does not use it.
 
     Raises:
@@ -212,12 +215,6 @@ def _from_trace(path: str, missing: MissingConfig) -> tuple[str, Scripts]:
     trace = read_trace(Path(path))
     scripts, _ = complete(trace, rules=missing_rules(missing), seed=0)
     return trace.sha256, scripts
-
-
-def _one_workload(trace: Trace) -> str:
-    """The workload that all records are of, "" when there are several."""
-    found = list(Records.of(trace.records).trajectory("workload").occurring())
-    return found[0] if len(found) == 1 else ""
 
 
 def _noisy(

@@ -21,7 +21,7 @@ from heddle.raw_logs import read_replayed
 from heddle.runs import RunFacts
 from heddle.runs.bound import Bound, lower_bound
 from heddle.runs.ideal import Ideal, ideal_makespans
-from heddle.workload import Workload, check_tags, check_tools, fitting
+from heddle.workload import ReplayedTrace, Workload, check_tags, check_tools, fitting
 from heddle_core.controller import Controller
 from heddle_core.defaults import ENGINE_START_S
 from heddle_core.estimate.cost import CostModel
@@ -41,6 +41,8 @@ BOUND_KEPT_FROM = 20_000
 
 KEPT_INPUTS = 4
 """Inputs of each kind that a workspace keeps: seeds of a comparison, profiles of an experiment."""
+MOST_STEPS_KEPT = 1_000_000
+"""Steps of a trace whose records stay in memory, 25 MB; larger ones are read for each seed."""
 
 T = TypeVar("T")
 
@@ -123,17 +125,19 @@ class Workspace:
         """
         return self.keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
 
-    def completed(self, config: RunConfig) -> tuple[Scripts, FillReport]:
+    def completed(self, config: RunConfig) -> tuple[Scripts, FillReport, ReplayedTrace]:
         """Fill in the trace of a run and order its groups, for the run's seed.
 
         Raises:
             TraceError: the trace is unusable, or lacks values and no rule allows to fill them in.
         """
 
-        def make() -> tuple[Scripts, FillReport]:
-            rules = policy_inputs.missing_rules(config.missing)
-            scripts, fill = complete(self.trace(config.trace), rules=rules, seed=config.seed)
-            return shuffled(scripts, config.seed), fill
+        def make() -> tuple[Scripts, FillReport, ReplayedTrace]:
+            rules, trace = policy_inputs.missing_rules(config.missing), self.trace(config.trace)
+            scripts, fill = complete(trace, rules=rules, seed=config.seed)
+            if len(scripts.table.rows) > MOST_STEPS_KEPT:
+                self._kept["trace"].clear()
+            return shuffled(scripts, config.seed), fill, ReplayedTrace.of(trace)
 
         return self.keep("completed", (config.trace, config.missing, config.seed), make)
 
@@ -148,8 +152,7 @@ class Workspace:
         cluster = config.cluster
 
         def make() -> Workload:
-            trace = self.trace(config.trace)
-            scripts, fill = self.completed(config)
+            scripts, fill, trace = self.completed(config)
             check_tools(scripts.table.tools, cluster)
             kept, dropped = fitting(scripts, self.profiles(cluster), most_tokens)
             return Workload(
@@ -168,7 +171,7 @@ class Workspace:
         """Load the profiles of a cluster; see `load_profiles`."""
         return self.keep("profiles", cluster, lambda: load_profiles(cluster))
 
-    def history(self, config: RunConfig, trace: Trace) -> policy_inputs.HistorySource:
+    def history(self, config: RunConfig, trace: ReplayedTrace) -> policy_inputs.HistorySource:
         """Find the history of a run of `trace`; see `heddle.policy_inputs.resolve_history`."""
         key = (config.history, config.missing, trace.sha256)
         return self.keep(

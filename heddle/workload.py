@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from heddle_core.parts.placement.affinity import TaggedAffinity
 from heddle_core.policy import Policy
 from heddle_trace.complete import FillReport
 from heddle_trace.schema import Trace
-from heddle_trace.table import Scripts
+from heddle_trace.table import Records, Scripts
 
 _TOOLS_NAMED: Final = 12
 
@@ -23,12 +23,27 @@ class CapacityError(ValueError):
     """Trajectories that no engine can hold; the message names the largest and the remedies."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayedTrace:
+    """Which trace it is, without its records."""
+
+    name: str
+    sha256: str = ""
+    """Without a replay, ""."""
+    workload: str = ""
+    """That all of its records are of; "" when there are several."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> Self:
+        found = list(Records.of(trace.records).trajectory("workload").occurring())
+        return cls(trace.name, trace.sha256, found[0] if len(found) == 1 else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A trace ready to replay under one seed, or the bounds of what clients of a gateway send."""
 
-    trace: Trace
-    """Without a replay, a name only."""
+    trace: ReplayedTrace
     scripts: Scripts = field(default_factory=lambda: Scripts.of(()))
     """The trajectories of a replay; empty without one."""
     trajectories: int

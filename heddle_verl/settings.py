@@ -13,11 +13,10 @@ from heddle.config import PolicyConfig, RunConfig
 from heddle.config_error import ConfigError
 from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, prepare
-from heddle.workload import Workload
+from heddle.workload import ReplayedTrace, Workload
 from heddle_calibrate.roofline.by_name import profile_by_name
 from heddle_core.bounds import Bounds
 from heddle_sim.profile_files import Profile
-from heddle_trace.schema import Trace
 
 PLACE = "router_config_path"
 """verl's key for the file, which messages name: the router gets its contents only."""
@@ -181,7 +180,7 @@ def prepare_router(settings: RouterSettings, facts: EngineFacts, engines: int) -
         policy=PolicyConfig(preset=policy),
     )
     largest = settings.max_context or facts.max_context or 0
-    workload = Workload(trace=Trace(settings.task, (), ""), trajectories=0, largest_tokens=largest)
+    workload = Workload(trace=ReplayedTrace(settings.task), trajectories=0, largest_tokens=largest)
     setup = prepare(config, workload=workload)
     admission = setup.policy.admission
     for_ever = admission.keeps_kv and getattr(admission, "keep_kv_s", None) is None

@@ -14,7 +14,7 @@ from heddle.cluster.config import ClusterConfig
 from heddle.cluster.gpu_pools import PoolConfig
 from heddle.config import PolicyConfig, RunConfig
 from heddle.setup import RunSetup, prepare
-from heddle.workload import Workload
+from heddle.workload import ReplayedTrace, Workload
 from heddle_core.commands import Command
 from heddle_core.events import Event
 from heddle_core.journal import Entry, first_divergence
@@ -30,7 +30,6 @@ from heddle_runtime.clock import RunClock
 from heddle_runtime.generation import GenerationEnd, Rendered
 from heddle_runtime.virtual_time import run_virtual
 from heddle_sim.engine_client import SimLauncher
-from heddle_trace.schema import Trace
 
 CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"
@@ -51,7 +50,9 @@ def set_up(
         policy=PolicyConfig(preset=policy),
         cluster=ClusterConfig(gpus=engines, tp_choices=tps, max_running=slots, pool=pool),
     )
-    tasks = Workload(trace=Trace("gateway", (), "0" * 64), trajectories=0, largest_tokens=32_768)
+    tasks = Workload(
+        trace=ReplayedTrace("gateway", "0" * 64), trajectories=0, largest_tokens=32_768
+    )
     return prepare(config, workload=tasks)
 
 

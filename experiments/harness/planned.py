@@ -110,8 +110,7 @@ def plan(
     cluster = config.cluster
     require(not cluster.roles, NO_ROLES)
     shared = Workspace() if workspace is None else workspace
-    trace = shared.trace(config.trace)
-    scripts, _ = shared.completed(config)
+    scripts, _, trace = shared.completed(config)
     profiles = load_profiles(cluster, check_tp=False)
     largest_tokens = int(scripts.largest_context().max())
     found = [_choices(each, largest_tokens) for each in profiles.classes]

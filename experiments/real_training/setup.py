@@ -19,7 +19,7 @@ from heddle.config_files import ConfigError, ConfigSource, resolve
 from heddle.engines import engine_facts, vllm_settings
 from heddle.policy_inputs import needs_oracle
 from heddle.setup import RunSetup, Workspace, prepare
-from heddle.workload import Workload
+from heddle.workload import ReplayedTrace, Workload
 from heddle_core.controller import Controller
 from heddle_core.ids import GroupId
 from heddle_core.loop.controller import LoopController
@@ -28,7 +28,6 @@ from heddle_core.loop.regime import BatchShape, Regime, RegimeError
 from heddle_core.loop.regime_text import regime_named
 from heddle_runtime.tiny_model import make_tiny_model
 from heddle_runtime.vllm.settings import VllmSettings
-from heddle_trace.schema import Trace
 
 TASK = "echo"
 KV_MIB = 64
@@ -132,7 +131,7 @@ def prepare_training(config: TrainConfig) -> TrainSetup:
     regime = regime_of(config)
     task = json.dumps(asdict(config.task), sort_keys=True)
     workload = Workload(
-        trace=Trace(TASK, (), hashlib.sha256(task.encode()).hexdigest()),
+        trace=ReplayedTrace(TASK, hashlib.sha256(task.encode()).hexdigest()),
         trajectories=config.steps * config.groups * config.samples,
         largest_tokens=config.task.most_tokens,
     )

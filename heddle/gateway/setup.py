@@ -10,11 +10,10 @@ from heddle.config_files import ConfigError
 from heddle.gateway.arrivals import with_arrivals
 from heddle.gateway.config import GatewayConfig, check
 from heddle.setup import RunSetup, prepare
-from heddle.workload import Workload
+from heddle.workload import ReplayedTrace, Workload
 from heddle_gateway.app import raise_file_limit
 from heddle_gateway.fake_engines import CONTEXT_TOKENS
 from heddle_runtime.vllm.checks import read_model
-from heddle_trace.schema import Trace
 
 TRACE = "gateway"
 """In place of the trace's name: what trajectories do is up to the clients."""
@@ -41,7 +40,7 @@ def prepared(config: RunConfig, gateway: GatewayConfig) -> tuple[RunSetup, Gatew
     config = _with_engines_that_join(with_tokenizer(config), (tp, *gateway.engine_tps))
     raise_file_limit(gateway.front.max_open)
     largest = min(context_tokens, 1 << 20)
-    work = Workload(trace=Trace(TRACE, (), ""), trajectories=0, largest_tokens=largest)
+    work = Workload(trace=ReplayedTrace(TRACE), trajectories=0, largest_tokens=largest)
     return prepare(config, workload=work), gateway, context_tokens
 
 

@@ -180,8 +180,8 @@ def search(
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=(base := settings.base))
-    check_groups((workload := shared.workload(config)).scripts)
-    check_history(config, workload.trace)
+    check_history(config, shared.trace(config.trace))
+    check_groups(shared.workload(config).scripts)
     candidates = runnable(settings.variants(config, names, shared), framework)
     rounds_s = None if budget_s is None else SEARCHED * budget_s
     race_with = partial(race_of, config, shared, jobs=jobs, budget_s=rounds_s, on_round=on_round)

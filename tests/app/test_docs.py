@@ -85,7 +85,7 @@ def test_the_late_predictions_are_those_of_tools_that_are_faster():
     assert len(rows) == 3
     for name, prediction_s, predictions, late in rows:
         trace = str(DOCS.parent / "traces" / f"{name}.jsonl.gz")
-        scripts, _ = Workspace().completed(RunConfig(trace=trace))
+        scripts, *_ = Workspace().completed(RunConfig(trace=trace))
         tools = [step.tool_s for script in scripts for step in script.steps[:-1]]
         assert int(predictions.replace(",", "")) == len(tools)
         assert int(late.replace(",", "")) == sum(s < float(prediction_s) for s in tools)

@@ -21,10 +21,9 @@ from heddle.planning.exports import export, placed_engines, uniform_engines
 from heddle.search.interval import PredictionInterval
 from heddle.search.result import Judged, engines_of
 from heddle.setup import prepare
-from heddle.workload import Workload
+from heddle.workload import ReplayedTrace, Workload
 from heddle_core.plans import ResourcePlan
 from heddle_trace.files import write_trace
-from heddle_trace.schema import Trace
 from heddle_trace.synth import synth
 from tests.app.journals import Heddle
 from tests.runtime.vllm_bench import VLLM_GROUP, forks_of_vllm, no_vllm
@@ -264,7 +263,7 @@ def test_the_gateway_gets_the_engines_policy_and_knowledge(coding: Path, tmp_pat
     assert command[:6] == ["heddle", "serve", "-c", "gateway.toml", "--policy", policy]
     assert command[6:] == ["--model-dir", "FOLDER"]
     # The policy can be made for these engines, and starts no others.
-    workload = Workload(trace=Trace("t", (), ""), trajectories=0, largest_tokens=0)
+    workload = Workload(trace=ReplayedTrace("t"), trajectories=0, largest_tokens=0)
     setup = prepare(config, workload=workload)
     started = setup.policy.planner.plan((), ())
     assert isinstance(started, ResourcePlan)

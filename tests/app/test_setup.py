@@ -55,6 +55,22 @@ def test_seeds_of_a_comparison_share_all_but_the_completed_trace(
     assert set(reads.values()) == {1}
 
 
+def test_records_of_a_large_trace_are_read_again_for_each_seed(
+    config: RunConfig, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
+    cluster = replace(config.cluster, gpus=4)
+    steps = sum(len(script.steps) for script in prepare(config).workload.scripts)
+    made = {}
+    for most in (steps, steps - 1):
+        monkeypatch.setattr(setup, "MOST_STEPS_KEPT", most)
+        reads.clear()
+        shared, seeds = Workspace(), [replace(config, seed=seed) for seed in range(3)]
+        configs = [*seeds, replace(config, cluster=cluster)]
+        made[most] = [prepare(each, workspace=shared).workload for each in configs]
+        assert reads["read_replayed"] == (1 if most == steps else 3)
+    assert made[steps] == made[steps - 1]
+
+
 def test_set_ups_without_a_workspace_share_nothing(config: RunConfig, reads: Counter[str]):
     prepare(config)
     prepare(config)

@@ -66,7 +66,7 @@ def test_equal_inputs_give_equal_plans(coding: Path):
 
 
 def test_the_oracle_reads_the_true_lengths(coding: Path):
-    scripts, _ = Workspace().completed(RunConfig(trace=str(coding)))
+    scripts, *_ = Workspace().completed(RunConfig(trace=str(coding)))
     true = sorted(sum(step.output_tokens for step in s.steps) for s in scripts)
     groups = planned(coding, predictor="oracle", planner="exact").groups()
     assert max(g["longest_tokens"] for g in groups) == true[-1]
