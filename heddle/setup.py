@@ -6,6 +6,7 @@ Only `prepare` makes these from a configuration. Runs with common inputs are pre
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -173,12 +174,8 @@ class Workspace:
 
     def history(self, config: RunConfig, trace: ReplayedTrace) -> policy_inputs.HistorySource:
         """Find the history of a run of `trace`; see `heddle.policy_inputs.resolve_history`."""
-        key = (config.history, config.missing, trace.sha256)
-        return self.keep(
-            "history",
-            key,
-            lambda: policy_inputs.resolve_history(config.history, trace, config.missing),
-        )
+        found = partial(policy_inputs.resolve_history, config.history, trace, config.missing)
+        return self.keep("history", (config.history, config.missing, trace.sha256), found)
 
     def model(self, name: str) -> policy_inputs.LoadedModel:
         """Load a predictor model; see `heddle.policy_inputs.load_predictor_model`."""
