@@ -4,6 +4,7 @@ Each file is made here, imported in a process of its own, and removed. The defau
 `make bench`; docs/importing.md has the figures for 2,000. Seconds are of processor time.
 """
 
+import argparse
 import json
 import resource
 import subprocess
@@ -112,8 +113,13 @@ def processor_s() -> float:
 
 def main() -> None:
     """Print a table row for each kind of file."""
-    megabytes = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    chosen = sys.argv[2:] or list(KINDS)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("megabytes", type=int, nargs="?", default=40)
+    parser.add_argument("formats", nargs="*", default=list(KINDS), help=", ".join(KINDS))
+    args = parser.parse_args()
+    if unknown := set(args.formats) - set(KINDS):
+        parser.error(f"no such format: {', '.join(sorted(unknown))}")
+    megabytes, chosen = args.megabytes, args.formats
     print("| format | file MB | records | trajectories | steps | s | MB a second | peak MB |")
     print("|---|---|---|---|---|---|---|---|")
     for made, end in (KINDS[name] for name in chosen):

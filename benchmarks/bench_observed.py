@@ -8,9 +8,9 @@ each in this process: all that may come of it is measured steps, or a TraceError
 log, reads it, and removes it.
 """
 
+import argparse
 import json
 import resource
-import sys
 import tempfile
 import time
 import traceback
@@ -187,8 +187,17 @@ LARGE: Final = {
 
 
 if __name__ == "__main__":
-    command, *words = sys.argv[1:]
-    if command == "damage":
-        damage(int(words[0]) if words else 100_000, int(words[1]) if words[1:] else 1)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    damaged = commands.add_parser("damage")
+    damaged.add_argument("count", type=int, nargs="?", default=100_000)
+    damaged.add_argument("seed", type=int, nargs="?", default=1)
+    log = commands.add_parser("large")
+    log.add_argument("kind", choices=LARGE)
+    log.add_argument("megabytes", type=int)
+    log.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    if args.command == "damage":
+        damage(args.count, args.seed)
     else:
-        large(words[0], int(words[1]), Path(words[2]))
+        large(args.kind, args.megabytes, args.folder)

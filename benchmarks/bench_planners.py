@@ -8,8 +8,8 @@ on 80 GB GPUs. Makespans under one heading share a cost model and may be compare
 of this machine; memory is the peak of the process so far.
 """
 
+import argparse
 import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -165,4 +165,9 @@ def main(sizes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(SIZES))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sizes", nargs="*", default=list(SIZES), help=", ".join(SIZES))
+    sizes = parser.parse_args().sizes
+    if unknown := set(sizes) - set(SIZES):
+        parser.error(f"no such size: {', '.join(sorted(unknown))}")
+    main(sizes)

@@ -6,7 +6,7 @@ which watches the rollout and makes the row itself. Best of some repeats, in mic
 processor. The aim is at most 50 for a prediction amortised over a batch.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
@@ -90,7 +90,9 @@ def main() -> None:
     """Print one line for each model."""
     trace = Trace("coding", synth("coding", TRAJECTORIES, 7), "")
     scripts = source_of(trace, "coding").scripts
-    paths = [shipped_model(), *(Path(name) for name in sys.argv[1:])]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("models", type=Path, nargs="*")
+    paths = [shipped_model(), *parser.parse_args().models]
     print(f"{'microseconds a prediction':34}" + "".join(f"{f'batch {b}':>12}" for b in BATCHES))
     for path in paths:
         artefact = read_artefact(path)

@@ -7,7 +7,7 @@ changes drafts as a batch shrinks; the least of `ROUNDS` each, in turn. A ratio 
 simulation that takes 1 / 0.7 times as long.
 """
 
-import sys
+import argparse
 import time
 
 from heddle.comparison.tuning import with_policy
@@ -35,7 +35,9 @@ def seconds(trace: str, policy: str, speculation: str, workspace: Workspace) -> 
 
 def main() -> None:
     """Print seconds and ratios."""
-    trace, workspace = (sys.argv[1:] or [TRACE])[0], Workspace()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("trace", nargs="?", default=TRACE)
+    trace, workspace = parser.parse_args().trace, Workspace()
     for policy in POLICIES:
         found = {setting: float("inf") for setting in SETTINGS}
         for _ in range(ROUNDS):
