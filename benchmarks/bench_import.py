@@ -117,6 +117,8 @@ def main() -> None:
     parser.add_argument("megabytes", type=int, nargs="?", default=40)
     parser.add_argument("formats", nargs="*", default=list(KINDS), help=", ".join(KINDS))
     args = parser.parse_args()
+    if args.megabytes < 1:
+        parser.error("MEGABYTES must be 1 or more")
     if unknown := set(args.formats) - set(KINDS):
         parser.error(f"no such format: {', '.join(sorted(unknown))}")
     megabytes, chosen = args.megabytes, args.formats

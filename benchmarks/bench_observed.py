@@ -21,6 +21,7 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from campaigns.fuzz.edits import any_edit, edited
+from heddle.cli.errors import exit_with_user_errors
 from heddle.diagnosis.verdict import diagnosed
 from heddle_trace.errors import TraceError
 from heddle_trace.observed.reading import read_observed
@@ -197,7 +198,8 @@ if __name__ == "__main__":
     log.add_argument("megabytes", type=int)
     log.add_argument("folder", type=Path)
     args = parser.parse_args()
-    if args.command == "damage":
-        damage(args.count, args.seed)
-    else:
-        large(args.kind, args.megabytes, args.folder)
+    with exit_with_user_errors():
+        if args.command == "damage":
+            damage(args.count, args.seed)
+        else:
+            large(args.kind, args.megabytes, args.folder)

@@ -13,6 +13,7 @@ from time import process_time
 
 import numpy as np
 
+from heddle.cli.errors import exit_with_user_errors
 from heddle_core.events import StepFinished, ToolReturned
 from heddle_core.parts.predictor import ProgressivePredictor
 from heddle_core.policy import Predictor, TrajectoryView
@@ -119,4 +120,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_user_errors():
+        main()

@@ -10,6 +10,7 @@ simulation that takes 1 / 0.7 times as long.
 import argparse
 import time
 
+from heddle.cli.errors import exit_with_user_errors
 from heddle.comparison.tuning import with_policy
 from heddle.config import ClusterConfig, RunConfig
 from heddle.setup import Workspace, prepare
@@ -48,4 +49,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_with_user_errors():
+        main()

@@ -35,7 +35,7 @@ from heddle_sim.latency import LatencyTable
 from heddle_sim.profile_files import Profile
 from heddle_trace.complete import FillReport, complete, shuffled
 from heddle_trace.schema import Trace, TrajectoryScript
-from heddle_trace.table import Scripts
+from heddle_trace.table import Records, Scripts
 
 BOUND_KEPT_FROM = 20_000
 """Trajectories of a run whose manifest has its bound: it takes less than a hundredth of the run."""
@@ -119,12 +119,15 @@ class Workspace:
         self._kept: dict[str, dict[Hashable, Any]] = {}
 
     def trace(self, path: str) -> Trace:
-        """Read a trace.
+        """Read a trace; only one of at most `MOST_STEPS_KEPT` steps is kept.
 
         Raises:
             TraceError: it is no trace, or damaged.
         """
-        return self.keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
+        trace = self.keep("trace", path, lambda: read_replayed(Path(path)), at_most=1)
+        if int(Records.of(trace.records).counts.sum()) > MOST_STEPS_KEPT:
+            self._kept["trace"].clear()
+        return trace
 
     def completed(self, config: RunConfig) -> tuple[Scripts, FillReport, ReplayedTrace]:
         """Fill in the trace of a run and order its groups, for the run's seed.
@@ -136,8 +139,6 @@ class Workspace:
         def make() -> tuple[Scripts, FillReport, ReplayedTrace]:
             rules, trace = policy_inputs.missing_rules(config.missing), self.trace(config.trace)
             scripts, fill = complete(trace, rules=rules, seed=config.seed)
-            if len(scripts.table.rows) > MOST_STEPS_KEPT:
-                self._kept["trace"].clear()
             return shuffled(scripts, config.seed), fill, ReplayedTrace.of(trace)
 
         return self.keep("completed", (config.trace, config.missing, config.seed), make)

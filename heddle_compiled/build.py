@@ -48,7 +48,10 @@ def remove() -> None:
 
 def built() -> list[Path]:
     """Return the extensions that are here, those of modules that are listed no more included."""
-    return sorted((*ROOT.glob(f"{GROUP}__mypyc.*.so"), *ROOT.glob("heddle*/**/*.so")))
+    packages = [init.parent for init in ROOT.glob("heddle*/__init__.py")]
+    beside = sorted(path for package in packages for path in package.rglob("*.so"))
+    ours = [path for path in beside if path.with_name(f"{path.name.partition('.')[0]}.py").exists()]
+    return [*ROOT.glob(f"{GROUP}__mypyc.*.so"), *ours]
 
 
 if __name__ == "__main__":

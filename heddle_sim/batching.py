@@ -162,7 +162,7 @@ class ContinuousBatch:
     def let_go(self, context: Context) -> None:
         """KV that was kept for another engine becomes prefix cache."""
         self.used_blocks -= context.kept
-        self.cache.put(context, context.kept)
+        self.cache.put(context, max(context.blocks, context.kept))
         context.kept = 0
 
     def flush(self) -> None:
@@ -447,17 +447,21 @@ class ContinuousBatch:
     def _hit_blocks(self, request: Request, limit: int) -> int:
         """Blocks of the prompt, `limit` at most, cached for the trajectory or its group."""
         own = min(request.context.blocks, limit)
-        first = sibling = self._prompts.first_sibling(request)
+        first = self._prompts.first_sibling(request)
         if first is None:
             return own
+        sibling = first
         most = min(first.group_prompt_tokens // self._block_size, limit)
-        while sibling is not None and own < most:
+        while own < most:
             if sibling.holds_group_prompt:
                 blocks, its_step = sibling.blocks + sibling.kept, sibling.request
                 if its_step is not None and its_step.state == RUNNING:
                     blocks = its_step.computed_tokens // self._block_size
                 own = max(own, min(blocks, most))
-            sibling = sibling.next_sibling
+            following = sibling.next_sibling
+            if following is None or following is first:
+                break
+            sibling = following
         return own
 
     def _prefill_s(self) -> float:

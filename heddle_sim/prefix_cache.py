@@ -125,17 +125,19 @@ class GroupPrompts:
             first = self._first.get(request.group)
             if first is None:
                 if shared_tokens == 0:
-                    self._first[request.group] = context.first_sibling = context
+                    self._first[request.group] = context
+                    context.first_sibling = context.next_sibling = context
                     context.group_prompt_tokens = request.prompt_tokens
                     context.holds_group_prompt = True
                 return None
             context.first_sibling = first
-            context.next_sibling, first.next_sibling = first.next_sibling, context
         tokens = first.group_prompt_tokens
         begins_with_it = shared_tokens >= tokens or (
             not shared_tokens and request.prompt_tokens == tokens
         )
         context.holds_group_prompt = begins_with_it
+        if begins_with_it and context.next_sibling is None:
+            context.next_sibling, first.next_sibling = first.next_sibling, context
         return first if begins_with_it else None
 
     def clear(self) -> None:

@@ -19,8 +19,8 @@ LOADING: Final = 4
 class Context:
     """What one engine has of one trajectory: cached KV, and its step.
 
-    Samples of a group are siblings: each knows the first that was here, and they are a list that
-    begins with it.
+    Samples of a group are siblings: each knows the first that was here, and those that held its
+    prompt are a ring with it.
     """
 
     __slots__ = (
@@ -49,6 +49,7 @@ class Context:
         self.first_sibling: Context | None = None
         """Itself, or another; None until a step of it was looked up."""
         self.next_sibling: Context | None = None
+        """The next of the ring."""
         self.group_prompt_tokens = 0
         """Of the first sibling: the prompt that the samples begin with."""
         self.holds_group_prompt = False

@@ -13,6 +13,7 @@ import pytest
 
 import heddle_compiled
 from heddle_compiled import ROOT, record, source, why_not
+from heddle_compiled import build as compiled
 from heddle_compiled.modules import MODULES
 
 
@@ -96,6 +97,23 @@ def test_a_build_of_other_sources_that_is_cut_off_or_for_another_python_is_not_u
 def test_a_damaged_record_is_not_used(build: Path) -> None:
     build.write_text("{")
     assert "have changed" in heddle_compiled.why_not()
+
+
+def test_only_extensions_beside_sources_of_our_packages_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suffix = EXTENSION_SUFFIXES[0]
+    ours = [f"heddle_trace/listed_no_more{suffix}", f"heddle_sim/parts/engine{suffix}"]
+    others = [f"heddle-env/lib/numpy/core{suffix}", f"heddle_sim/without_source{suffix}"]
+    for name in (*ours, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    for name in (*ours, others[0]):
+        (tmp_path / name.replace(suffix, ".py")).write_text("")
+    for package in ("heddle_trace", "heddle_sim"):
+        (tmp_path / package / "__init__.py").write_text("")
+    monkeypatch.setattr(compiled, "ROOT", tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in compiled.built()} == set(ours)
 
 
 def test_extensions_without_a_record_are_not_used(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def compare(
     require(not (races and roles), ROLES_NEED_NAMES)
     _check([with_admission(name, config.cluster) for name in names], seeds, config.seed, jobs)
     shared = Workspace() if workspace is None else workspace
-    warning = check_history(config, shared.trace(config.trace), again=True)
+    warning = check_history(config, shared, again=True)
     raced, tried = None, (tps, slots, speculation)
     if races:
         raced = tuned(config, names, *tried, seeds, jobs=jobs, workspace=shared, on_round=on_round)

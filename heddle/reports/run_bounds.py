@@ -26,8 +26,8 @@ def run_bound(run: Run, workspace: Workspace | None = None) -> dict[str, Any]:
         return dict(kept)
     try:
         config = run.config
-        found = shared.trace(config.trace).sha256
-        if found != run.manifest["trace"]["sha256"]:
+        *_, trace = shared.completed(config)
+        if trace.sha256 != run.manifest["trace"]["sha256"]:
             return {"why": f"{config.trace} is no longer the trace that was replayed"}
         workload, profiles = shared.workload(config), shared.profiles(config.cluster)
         return makespan_bound(workload, profiles, config.cluster).seconds()

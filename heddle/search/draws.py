@@ -14,9 +14,10 @@ from heddle.config import RunConfig
 from heddle.config_error import ConfigError
 from heddle.policy_inputs import NONE, PRIOR
 from heddle.raw_logs import read_replayed
+from heddle.setup import Workspace
 from heddle.workload import Workload
 from heddle_trace.columns import TraceColumn
-from heddle_trace.schema import Trace, TrajectoryRecord
+from heddle_trace.schema import TrajectoryRecord
 from heddle_trace.table import Scripts
 
 Half: TypeAlias = Literal["search", "judge", "whole"]
@@ -53,7 +54,7 @@ def check_groups(scripts: Scripts) -> None:
         )
 
 
-def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> str:
+def check_history(config: RunConfig, workspace: Workspace, *, again: bool = False) -> str:
     """Refuse a history that has the trajectories that are judged on, or their prompts.
 
     Of prompts that may come `again`, as in a later epoch, it returns a warning.
@@ -62,13 +63,13 @@ def check_history(config: RunConfig, trace: Trace, *, again: bool = False) -> st
         ConfigError: it has more than `KNOWN` of the trace's.
         TraceError: it cannot be read.
     """
-    name, records = config.history, trace.records
+    name = config.history
     if name == NONE or name.partition(":")[0] == PRIOR:
         return ""
-    earlier = read_replayed(Path(name))
+    trace, earlier = workspace.trace(config.trace), read_replayed(Path(name))
     if earlier.sha256 == trace.sha256:
         return ""  # `resolve_history` refuses it.
-    known = earlier.records
+    records, known = trace.records, earlier.records
     same, prompts = (
         sum(map(set(map(key, known)).__contains__, map(key, records)))
         for key in (_lengths, _prompt)

@@ -105,7 +105,7 @@ def search_loops(
     if begun is not None:
         config, found = begun, _Loops(begun, names, shared, framework)
         first = found.of(splits(config, train_gpus, tps))
-    check_history(config.run, shared.trace(config.run.trace), again=True)  # as in training
+    check_history(config.run, shared, again=True)  # as a training comes to it
     race = found.race(jobs=jobs, budget_s=budget_s and SEARCHED * budget_s, on_round=on_round)
     ways = () if speculation is None else speculations(config.run.cluster, speculation)
     numbers = running_steps(config.run.cluster, shared.profiles(first[0].cluster), slots or "best")

@@ -180,7 +180,7 @@ def search(
     config = with_drafts(config, tried[-1:])
     settings = tuning(config, tps="best", roles=roles, workspace=shared)
     config = replace(config, cluster=(base := settings.base))
-    check_history(config, shared.trace(config.trace))
+    check_history(config, shared)
     check_groups(shared.workload(config).scripts)
     candidates = runnable(settings.variants(config, names, shared), framework)
     rounds_s = None if budget_s is None else SEARCHED * budget_s

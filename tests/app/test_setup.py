@@ -68,6 +68,7 @@ def test_records_of_a_large_trace_are_read_again_for_each_seed(
         configs = [*seeds, replace(config, cluster=cluster)]
         made[most] = [prepare(each, workspace=shared).workload for each in configs]
         assert reads["read_replayed"] == (1 if most == steps else 3)
+        assert len(shared._kept["trace"]) == (most == steps)
     assert made[steps] == made[steps - 1]
 
 

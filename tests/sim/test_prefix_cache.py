@@ -2,8 +2,9 @@
 
 import random
 
-from heddle_core.ids import TrajectoryId
-from heddle_sim.prefix_cache import PrefixCache
+from heddle_core.ids import GroupId, TrajectoryId
+from heddle_sim.prefix_cache import GroupPrompts, PrefixCache
+from heddle_sim.request import Context, Request
 
 
 def test_the_least_recently_used_gives_way_first_however_often_another_is_used():
@@ -55,3 +56,31 @@ def test_blocks_and_their_order_are_those_of_a_list_of_names():
             cache.clear()
             expected.clear()
             assert not cache.contexts
+
+
+def test_siblings_that_hold_the_prompt_of_their_group_are_a_ring():
+    prompts, names = GroupPrompts(), ("first", "other", "same", "later")
+    contexts = {name: Context(TrajectoryId(name)) for name in names}
+
+    def first_of(name: str, prompt_tokens: int, shared_tokens: int = 0) -> Context | None:
+        context = contexts[name]
+        step = Request(context, GroupId("g"), prompt_tokens, shared_tokens, 1, 0.0)
+        return prompts.first_sibling(step)
+
+    def ring() -> set[str]:
+        found = [contexts["first"]]
+        while (sibling := found[-1].next_sibling) is not found[0]:
+            assert sibling is not None
+            found.append(sibling)
+        return {context.trajectory for context in found if context.holds_group_prompt}
+
+    assert first_of("first", 40) is None
+    assert first_of("other", 41) is None  # another prompt: what looks the ring up skips it
+    assert contexts["other"].next_sibling is None
+    assert first_of("same", 40) is contexts["first"]
+    assert first_of("later", 90, 50) is contexts["first"]
+    assert ring() == {"first", "same", "later"}
+    assert first_of("same", 90, 20) is None  # its context was cut before the end of the prompt
+    assert ring() == {"first", "later"}
+    assert first_of("same", 90, 40) is contexts["first"]
+    assert ring() == {"first", "same", "later"}
