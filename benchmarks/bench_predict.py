@@ -89,11 +89,11 @@ def in_batches(model: TreesModel, rows: np.ndarray, batch: int) -> float:
 
 def main() -> None:
     """Print one line for each model."""
-    trace = Trace("coding", synth("coding", TRAJECTORIES, 7), "")
-    scripts = source_of(trace, "coding").scripts
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", type=Path, nargs="*")
     paths = [shipped_model(), *parser.parse_args().models]
+    trace = Trace("coding", synth("coding", TRAJECTORIES, 7), "")
+    scripts = source_of(trace, "coding").scripts
     print(f"{'microseconds a prediction':34}" + "".join(f"{f'batch {b}':>12}" for b in BATCHES))
     for path in paths:
         artefact = read_artefact(path)
